@@ -184,7 +184,7 @@ class AppHistory(Shown):
         return Log(entries(client.store, self.name, limit, stage=stage))
 
     def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> Timeline:
-        """The commits between two times (0: from the first, to the newest) as about so many points, and what stands out.
+        """The commits between two times (0: the first, the newest) as about so many points, and what stands out.
 
         Where there are more commits than points, they are thinned out: the cost follows the points.
         """

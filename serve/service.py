@@ -147,6 +147,7 @@ class Service:
     async def begin(self) -> None:
         """Have ready what takes long to start."""
         self.statements.warm()
+        await self.in_thread(_import)
         if self.peers is not None:
             await self.peers.begin()
 
@@ -159,6 +160,11 @@ class Service:
         self.statements.close()
         self.replays.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _import() -> None:
+    """What the first request would wait for: Arrow and all that reads."""
+    from ..client import app  # noqa: F401
 
 
 async def _awaited(found: "asyncio.Future[T]") -> T:

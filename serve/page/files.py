@@ -1,4 +1,4 @@
-"""The files of the page, as they lie in `static/`: held in memory, with an ETag each, and a policy that lets in no other.
+"""The files of the page, as they lie in `static/`: in memory, with an ETag each, and a policy that lets in no other.
 
 The page is nothing that a token protects: whatever it shows, it asks for as any client does.
 """
@@ -27,7 +27,6 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",
 }
 
 
@@ -38,7 +37,9 @@ class _File:
     etag: str
 
     async def __call__(self, request: Request) -> Response:
-        headers = _HEADERS | {"etag": self.etag}
+        # Browsers ask for the icon at each step of a page.
+        kept = "max-age=86400" if self.media_type == _TYPES[".svg"] else "no-cache"
+        headers = _HEADERS | {"etag": self.etag, "cache-control": kept}
         if self.etag in request.headers.get("if-none-match", ""):
             return Response(None, 304, headers)
         return Response(self.body, 200, headers, self.media_type)

@@ -1,4 +1,4 @@
-"""What the page asks beside other clients: a timeline, the first rows of a table, stages, what was left out, the cost."""
+"""What the page asks beside other clients: a timeline, first rows of a table, stages, what was left out, the cost."""
 
 from typing import Annotated, Any
 
@@ -38,7 +38,7 @@ Every = Annotated[bool, Meta(description="Also records that were retried.")]
 
 @endpoint("/apps/{app}/timeline")
 def timeline(asked: Call, app: AppName, points: Points = 300, from_ms: TimeMs = 0, to_ms: TimeMs = 0) -> object:
-    """Commits between two times, thinned out where there are many, and what stands out: snapshots, deploys, and so on."""
+    """Commits between two times, some of them where they are many, and what stands out: snapshots, deploys."""
     asked.grant.check_all_tables("the timeline of an app")
     found = asked.app(app).timeline(points, from_ms=from_ms, to_ms=to_ms)
     points_of = [fields(each, "stage", "version", "time_ms", "kind", "rows") for each in found.points]

@@ -26,7 +26,8 @@ const { createReadStream, createWriteStream, renameSync } = require("fs");
 const { createBrotliDecompress } = require("zlib");
 const { pipeline } = require("stream/promises");
 const [from, to] = process.argv.slice(1);
-pipeline(createReadStream(from), createBrotliDecompress(), createWriteStream(to + ".part")).then(() => renameSync(to + ".part", to));
+const part = to + ".part";
+pipeline(createReadStream(from), createBrotliDecompress(), createWriteStream(part)).then(() => renameSync(part, to));
 """
 
 

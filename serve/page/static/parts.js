@@ -1,6 +1,6 @@
 // What several views use: what was asked and is awaited, problems, the command line to copy.
 
-import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { html, useLayoutEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { ask, known } from "./ask.js";
 import { iso, time } from "./words.js";
 
@@ -11,7 +11,7 @@ const SETTLED_MS = 120;
 export function useAsked(address, tick = 0) {
   const [state, set] = useState({ data: undefined, problem: null, of: "" });
   const last = useRef(0);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!address) return set({ data: undefined, problem: null, of: "" });
     const at_hand = known(address);
     if (at_hand) return set({ data: at_hand, problem: null, of: address });

@@ -1,4 +1,4 @@
-"""The first rows of a table, and those that follow, are the table's: each once, whatever the SSTs that it is made of."""
+"""The first rows of a table, and those that follow, are the table's: each once, whatever the SSTs it is made of."""
 
 from __future__ import annotations
 
