@@ -19,7 +19,7 @@ from ...errors import NotFound, SlackwaterError, Usage
 from ...moments.query.clauses import words
 from ...moments.query.columns import key_of
 from ...results.report import Mask
-from ...results.values import shortened
+from ...results.values import hexadecimal, readable, shortened
 from ...store.versions.manifest import Table
 from ..errors import problem
 
@@ -28,6 +28,7 @@ _NAMED = re.compile(r".*(#[0-9a-f]{12})")
 """A whole stand-in will do, too."""
 _REMEMBERED = 100_000
 """Values whose names are understood when they are given back, the newest that were hidden."""
+_MOST_DATA = 1 << 20
 _MOST_TEXT = 2_000
 """Characters of a value that is shown."""
 _SAFE = ("Parser Error", "Binder Error", "Catalog Error")
@@ -60,6 +61,7 @@ class Masking:
 
     def value(self, value: object) -> object:
         """A value of a row or a key, for a document."""
+        value = hexadecimal(value)
         if self.show:
             return shortened(value, _MOST_TEXT) if isinstance(value, str) else value
         return value if value is None else self.mask.value(value).text
@@ -71,8 +73,8 @@ class Masking:
         return {name: value if name in known else self.value(value) for name, value in row.items()}
 
     def data(self, data: bytes | None) -> object:
-        """Bytes of a record: as text, where they are shown."""
-        return None if data is None else self.mask.data(data).text if self.show else self.value(data)
+        """Bytes of a record as the text that they are, else hexadecimal: so a key is what it is in a table."""
+        return None if data is None else self.value(readable(data, _MOST_DATA))
 
     def key(self, table: str, declared: Table, text: str) -> tuple[Any, ...]:
         """The values of a key, as text or by its name. Raises `Usage` and `NotFound`."""
