@@ -61,12 +61,17 @@ def client_of(app: FlightsApp) -> Client:
 
 @contextmanager
 def serving(
-    store: str, cache: Path, listening: Listening = HERE, options: ServeOptions = FAST, **how: Any
+    store: str,
+    cache: Path,
+    listening: Listening = HERE,
+    options: ServeOptions = FAST,
+    kafka: str | None = None,
+    **how: Any,
 ) -> Iterator[str]:
     """An instance: its address."""
     port = free_port()
     listening = replace(listening, port=port, advertise=listening.advertise and f"http://127.0.0.1:{port}")
-    with Client(Settings(store=store, cache=str(cache), cache_max_bytes=1 << 30)) as client:
+    with Client(Settings(store=store, brokers=kafka, cache=str(cache), cache_max_bytes=1 << 30)) as client:
         instance = ServeInstance(client, listening, options, **how)
         thread = threading.Thread(target=instance.run)
         thread.start()
