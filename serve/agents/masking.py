@@ -52,7 +52,7 @@ class Masking:
     show: bool
     names: Names = field(default_factory=Names)
     _used: dict[str, str] = field(default_factory=dict)
-    """Values that the call has in the place of their names, which its errors may quote."""
+    """Values that the call has in the place of their names, by which errors and columns may be called."""
 
     @property
     def mask(self) -> Mask:
@@ -105,9 +105,13 @@ class Masking:
         if found["error"] not in _OF_OURS and not sentence.startswith(_SAFE):
             sentence = self.mask.reason(sentence)
         hint = "" if str(found["hint"]).startswith("query: ") else str(found["hint"])
+        return found | {"message": self.words(sentence), "hint": self.words(hint)}
+
+    def words(self, text: str) -> str:
+        """Words that may quote the call's own SQL, with names again where it has values for them."""
         for value, name in self._used.items():
-            sentence, hint = sentence.replace(value, name), hint.replace(value, name)
-        return found | {"message": sentence, "hint": hint}
+            text = text.replace(value, name).replace(value.replace("'", "''"), name)
+        return text
 
     def _name(self, value: object) -> str:
         name = "#" + blake2b(_canonical(value), digest_size=6, key=self.names.secret).hexdigest()

@@ -110,6 +110,7 @@ async def query(call: ToolCall, app: AppName, sql: Sql, ref: Ref = "now", limit:
 
     def document() -> Told:
         table = found.table()
+        table = table.rename_columns([masking.words(name) for name in table.column_names])
         names = (
             {table.column_names[number] for number in known}
             if len(set(table.column_names)) == table.num_columns
