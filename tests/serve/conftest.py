@@ -126,7 +126,15 @@ def own(app: FlightsApp, tmp_path: Path) -> Iterator[Callable[..., Ask]]:
     """Instances of that app."""
     with ExitStack() as stack:
 
-        def begun(listening: Listening = HERE, options: ServeOptions = FAST, cache: str = "cache", **how: Any) -> Ask:
-            return Ask(stack.enter_context(serving(app.store.url, tmp_path / cache, listening, options)), **how)
+        def begun(
+            listening: Listening = HERE,
+            options: ServeOptions = FAST,
+            cache: str = "cache",
+            *,
+            with_agents: bool = False,
+            **how: Any,
+        ) -> Ask:
+            at = serving(app.store.url, tmp_path / cache, listening, options, with_agents=with_agents)
+            return Ask(stack.enter_context(at), **how)
 
         yield begun

@@ -11,8 +11,6 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
-from slackwater.serve.server import Listening
-from slackwater.serve.service import ServeOptions
 
 from tests.support.histories import FlightsApp
 
@@ -101,6 +99,3 @@ def seeing(agents_at: Any) -> Iterator[Agent]:
     """One that may."""
     with agent_at(agents_at(shows_values=True)) as agent:
         yield agent
-
-
-__all__ = ["Agent", "Listening", "ServeOptions", "agent_at", "connected"]
