@@ -63,6 +63,7 @@ def test_the_record_among_50_000_without_a_program_and_without_seeing_a_value(tm
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 @pytest.mark.kafka
 @pytest.mark.spark
 def test_the_record_among_5_000_000(tmp_path: Path, broker: str) -> None:
