@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from hashlib import blake2b
+from threading import Lock
 from typing import Any
 
 from cachetools import LRUCache
@@ -43,6 +44,7 @@ class Names:
 
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     values: LRUCache[str, object] = field(default_factory=lambda: LRUCache(_REMEMBERED))
+    lock: Lock = field(default_factory=Lock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +117,15 @@ class Masking:
 
     def _name(self, value: object) -> str:
         name = "#" + blake2b(_canonical(value), digest_size=6, key=self.names.secret).hexdigest()
-        self.names.values[name] = value
+        with self.names.lock:
+            self.names.values[name] = value
         return name
 
     def _value(self, name: str) -> object:
-        if name not in self.names.values:
-            raise NotFound("hidden value", name, found="a name is known to the process that has shown it lately")
-        value = self.names.values[name]
+        with self.names.lock:
+            if name not in self.names.values:
+                raise NotFound("hidden value", name, found="a name is known to the process that has shown it lately")
+            value = self.names.values[name]
         self._used[str(value)] = name
         return value
 
