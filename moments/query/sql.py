@@ -96,26 +96,6 @@ _OF_THE_MACHINE = frozenset(
     + ("register_external_resource", "register_external_resource_type", "deregister_external_resource")
     + ("destroy_external_resource",)
 )
-_ABOUT_DUCKDB)):
-                raise Usage(
-                    f"{word.value} is not for queries from elsewhere", hint="a query sees the app's tables only"
-                )
-        if self.tables is None:
-            return
-        for clause in statement.clauses:
-            if isinstance(clause, InputOf):
-                raise NotFound("table", "input", self.tables)
-            if clause.table not in self.tables:
-                raise NotFound("table", clause.table, self.tables)
-        if names_channels(statement.rest):
-            raise NotFound("table", SCHEMA_NAME, self.tables)
-
-
-_OF_THE_MACHINE = frozenset(
-    # Those that take SQL or names as data would get round this very check.
-    {"query", "query_table", "json_execute_serialized_sql", "current_setting", "getenv", "explain", "which_secret"}
-    | {"checkpoint", "information_schema"}
-)
 _ABOUT_DUCKDB = ("duckdb_", "pragma_", "pg_", "sqlite_", "read_", "sniff_", "parquet_", "write_log", "from_substrait")
 """What tells of settings and of the files behind views, and what reads files: these are refused once more."""
 
