@@ -26,7 +26,8 @@ from ...store.versions.forgotten import index as forgotten
 from ...store.versions.manifest import Manifest
 from ..sql import Statements, here
 
-A, R = TypeVar("A"), TypeVar("R")
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,9 +106,9 @@ def differing(found: Iterable[TableDiff], limit: int, masking: Masking) -> tuple
 
 def key_change(each: RowChange, app: str, masking: Masking) -> Document:
     """A version that changed the row of a key, and the offsets behind it."""
-    found = {"ref": f"{app}/{each.stage}@v{each.version}", "time": time(each.time_ms), "change": each.kind}
-    found |= {"expired": each.expired} if each.expired else {}
-    found |= {"inherited": each.inherited} if each.inherited else {}
+    ref = f"{app}/{each.stage}@v{each.version}"
+    found: Document = {"ref": ref, "time": time(each.time_ms), "change": each.kind}
+    found |= {name: getattr(each, name) for name in ("expired", "inherited") if getattr(each, name)}
     read = [*map(str, each.windows)]
     return found | {"read": read, "before": masking.row(each.before), "after": masking.row(each.after)}
 

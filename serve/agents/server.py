@@ -148,8 +148,8 @@ async def over_streams(client: Client, options: ServeOptions, *, shows_values: b
     server = AgentServer(service, grant.also("values") if shows_values else grant).server
     await service.begin()
     try:
-        async with stdio_server() as streams:
-            await server.run(*streams, server.create_initialization_options())
+        async with stdio_server() as (reads, writes):
+            await server.run(reads, writes, server.create_initialization_options())
     finally:
         await service.end()
 

@@ -48,7 +48,7 @@ async def apps(call: ToolCall, app: AppOrNone = "") -> Told:
     def described() -> Told:
         of, grant, cut = asked.app(app), asked.grant, reading.moment.cut
         tables = [each for each in shown_rows.tables_data(cut) if grant.may_read(each["table"])]
-        document = {
+        document: Document = {
             "app": app,
             "versions": cut.versions,
             "time": time(cut.time_ms),
