@@ -22,7 +22,8 @@ from ..moments.query.sql import Bounds
 from ..settings import Settings
 from .errors import TooOften
 
-A, R = TypeVar("A"), TypeVar("R")
+A = TypeVar("A")
+R = TypeVar("R")
 _GRACE_S = 2.0
 """After DuckDB was told to stop."""
 _SLACK_BYTES = 256 << 20

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cachetools import LRUCache
@@ -32,6 +32,10 @@ class Grant:
     verbs: frozenset[Verb] = frozenset({"read", "sql", "bisect"})
     per_s: int = 0
     """Requests a second; 0 for any number."""
+
+    def also(self, verb: Verb) -> "Grant":
+        """The same with one more verb."""
+        return replace(self, verbs=self.verbs | {verb})
 
     def check(self, verb: Verb | None) -> None:
         """Raise `Denied` unless it may do that."""
@@ -69,13 +73,19 @@ class Doorkeeper:
     Args:
         client: of the store, which has the tokens.
         in_thread: where the store is waited for.
-        is_open: whether whoever has no token may read everything: on a machine's own address alone.
+        is_open: whether whoever has no token is admitted: on a machine's own address alone.
+        anybody: what they may.
     """
 
     def __init__(
-        self, client: Client, in_thread: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]], *, is_open: bool
+        self,
+        client: Client,
+        in_thread: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]],
+        *,
+        is_open: bool,
+        anybody: Grant,
     ) -> None:
-        self._client, self._in_thread, self._is_open = client, in_thread, is_open
+        self._client, self._in_thread, self._is_open, self._anybody = client, in_thread, is_open, anybody
         self._by_digest: dict[str, tuple[Grant, int]] = {}
         self._by_name: dict[str, tuple[Grant, int]] = {}
         self._read_s = -_KNOWN_S
@@ -113,7 +123,7 @@ class Doorkeeper:
         # It may also send a request to this very address, and not care for the answer.
         if (origin := request.headers.get("origin")) and _ORIGIN.fullmatch(origin) is None:
             raise Denied(f"without a token, no page of another host may ask; found the origin {origin[:100]!r}")
-        return Grant("")
+        return self._anybody
 
     def _read(self) -> None:
         by_digest, by_name = {}, {}

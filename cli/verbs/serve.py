@@ -3,11 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-from ...errors import Refused
-from ..options import DRY_RUN, Many, argument, flag, option, span
+from ...errors import NotFound, Refused
+from ..options import DRY_RUN, Many, argument, flag, option, pairs, span
 from ..session import Session, group, verb
 
 _NEEDED = ("httptools", "pebble", "starlette", "uvicorn", "uvloop")
+_CODE = option("APP=FILE", "The program that ran, for replays down to the record; may be repeated.", name="--code")
+_VALUES = flag("--values", "Show agents values as they are; one with a token needs its verb `values` for that.")
+_AUDIT = option("FILE", "Append a line of JSON for each request; '-' is standard error.")
+_SQL_TIME = span("What a query may take. Default: 10s.", 10_000, least_ms=100)
+_SQL_MEMORY = option("MIB", "Memory that a query may take, in MiB.", 512, min=64)
 _PEM: Any = {"exists": True, "dir_okay": False}
 
 
@@ -15,6 +20,7 @@ _PEM: Any = {"exists": True, "dir_okay": False}
     "slackwater serve",
     "slackwater serve --host 0.0.0.0 --certificate tls.pem --key tls.key --audit audit.jsonl",
     "slackwater serve --advertise http://10.0.0.7:8350 --host 0.0.0.0     # one of several",
+    "slackwater serve --mcp --code flights=flights.py      # for agents, too",
     "curl 'http://127.0.0.1:8350/apps/flights/at/now/tables/carriers?key=UA'",
     kafka=True,
 )
@@ -27,10 +33,13 @@ def serve(
     client_ca: Path | None = option("FILE", "Whose certificates are taken in the place of tokens, PEM.", **_PEM),
     tokens: bool = flag("--tokens", "Want a token from this machine, too."),
     advertise: str = option("URL", "Where other instances of this store reach this one.", ""),
-    audit: Path | None = option("FILE", "Append a line of JSON for each request; '-' is standard error."),
+    mcp: bool = flag("--mcp", "Serve agents, too, over the Model Context Protocol, at /mcp."),
+    values: bool = _VALUES,
+    code: Many = _CODE,
+    audit: Path | None = _AUDIT,
     every: int = span("Look so often for newer versions. Default: 250ms.", 250, least_ms=10),
-    sql_time: int = span("What a query may take. Default: 10s.", 10_000, least_ms=100),
-    sql_memory: int = option("MIB", "Memory that a query may take, in MiB.", 512, min=64),
+    sql_time: int = _SQL_TIME,
+    sql_memory: int = _SQL_MEMORY,
     sql_rows: int = option("N", "Rows that a query may return.", 10_000, min=1),
     sql_processes: int = option("N", "Queries that are carried out at a time.", 2, min=1),
 ) -> None:
@@ -38,23 +47,69 @@ def serve(
 
     Rows by key, SQL, the log, differences, histories, snapshots, and commits as they come, of any app at any moment;
     each answer says how fresh it is. /openapi.json describes it. An instance keeps nothing that the store has not: any
-    number of them serve the same store, and find each other there (--advertise). It only reads.
+    number of them serve the same store, and find each other there (--advertise). It only reads, unless a token says
+    otherwise. With --code, searches go on to the input record, by a replay on a Spark of this machine.
     """
-    from importlib.util import find_spec
-
-    if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise Refused(f"a server needs {', '.join(missing)}", hint="pip install 'slackwater[serve]'")
+    _check_installed(mcp=mcp)
     from ...serve.audit import write_to
     from ...serve.server import Listening, ServeInstance
     from ...serve.service import ServeOptions
 
     listening = Listening(host, port, certificate, key, client_ca, needs_tokens=tokens, advertise=advertise)
-    how: Any = {"sql_rows": sql_rows, "sql_processes": sql_processes}
+    how: Any = {"sql_rows": sql_rows, "sql_processes": sql_processes, "programs": _programs(code)}
     options = ServeOptions(every / 1_000, sql_s=sql_time / 1_000, sql_memory_mb=sql_memory, **how)
-    instance = ServeInstance(session.client, listening, options)
+    instance = ServeInstance(session.client, listening, options, with_agents=mcp, shows_values=values)
     with write_to(audit):
         session.note(f"serving {instance}; Ctrl-C ends it")
         instance.run()
+
+
+@verb(
+    "slackwater mcp",
+    "slackwater mcp --code flights=flights.py --values",
+    kafka=True,
+)
+def mcp(
+    session: Session,
+    values: bool = _VALUES,
+    code: Many = _CODE,
+    audit: Path | None = _AUDIT,
+    sql_time: int = _SQL_TIME,
+    sql_memory: int = _SQL_MEMORY,
+) -> None:
+    """Serve the apps of the store to one agent, which starts this: over standard input and output.
+
+    The Model Context Protocol, with the tools of `serve --mcp`. All of them only read; values are hidden without
+    --values.
+    """
+    _check_installed(mcp=True)
+    import asyncio
+
+    from ...serve.agents.server import over_streams
+    from ...serve.audit import write_to
+    from ...serve.service import ServeOptions
+
+    how: Any = {"sql_memory_mb": sql_memory, "programs": _programs(code)}
+    with write_to(audit):
+        asyncio.run(over_streams(session.client, ServeOptions(sql_s=sql_time / 1_000, **how), shows_values=values))
+
+
+def _check_installed(*, mcp: bool) -> None:
+    from importlib.util import find_spec
+
+    if missing := [name for name in _NEEDED if find_spec(name) is None]:
+        raise Refused(f"a server needs {', '.join(missing)}", hint="pip install 'slackwater[serve]'")
+    if mcp and find_spec("mcp") is None:
+        raise Refused("serving agents needs mcp", hint="pip install 'slackwater[serve,agents]'")
+
+
+def _programs(code: Many) -> dict[str, Path]:
+    """By app, the file of the program. Raises `Usage`, and `NotFound` for a file."""
+    found = {app: Path(file) for app, file in pairs("--code", code, "APP=FILE", "flights=flights.py").items()}
+    for file in found.values():
+        if not file.is_file():
+            raise NotFound("program", str(file), found="there is no such file")
+    return found
 
 
 token = group(

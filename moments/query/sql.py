@@ -88,8 +88,13 @@ class Bounds:
 
 
 _OF_THE_MACHINE = frozenset(
-    # Those that take SQL or names as data would get round this very check.
-    {"query", "query_table", "current_setting", "getenv", "explain", "which_secret", "checkpoint", "information_schema"}
+    # Those that take SQL or names as data would get round this very check; others take addresses of memory.
+    {"query", "query_table", "json_execute_serialized_sql", "current_setting", "getenv", "explain", "which_secret"}
+    | {"checkpoint", "force_checkpoint", "information_schema", "truncate_duckdb_logs", "seq_scan", "pandas_scan"}
+    | {"arrow_scan", "arrow_scan_dumb", "python_arrow_scan", "python_map_function", "enable_logging"}
+    | {"disable_logging", "enable_profiling", "disable_profiling", "create_external_resource"}
+    | {"register_external_resource", "register_external_resource_type", "deregister_external_resource"}
+    | {"destroy_external_resource"}
 )
 _ABOUT_DUCKDB = ("duckdb_", "pragma_", "pg_", "sqlite_", "read_", "sniff_", "parquet_", "write_log", "from_substrait")
 """What tells of settings and of the files behind views, and what reads files: these are refused once more."""

@@ -6,14 +6,16 @@ Nothing stays of it: the process ends with each replay, and is killed where that
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...client.replays import batch_of, record_if_any
 from ...errors import Refused
-from ...pipeline.replay.compare import Comparison, compare
 from ...search.verdict import Guilty, Verdict
 from ..service import Service
 from ..sql import here
+
+if TYPE_CHECKING:
+    from ...pipeline.replay.compare import Comparison
 
 T = TypeVar("T")
 
@@ -39,13 +41,13 @@ async def record_behind(service: Service, verdict: Verdict, called: str) -> tupl
 
 async def replayed(
     service: Service, called: str, ref: str, key: tuple[object, ...]
-) -> tuple[Comparison, tuple[str, ...]]:
+) -> tuple["Comparison", tuple[str, ...]]:
     """A batch, run again and compared with what was committed. Raises `Refused` without a program, and as `run`."""
     program = service.options.programs.get(called)
     if program is None:
         raise Refused(
             f"the server was started without the program of {called}, so nothing of it is replayed",
-            hint=f"whoever runs the server can start it with --code {called}=FILE; else: bisect, history and diff need none",
+            hint=f"whoever runs it can start it with --code {called}=FILE; bisect, history and diff need none",
         )
     return await service.replays.run(_replay, BatchAsked(ref, key, program), service.options.long_s)
 
@@ -54,8 +56,10 @@ def _record(asked: tuple[Verdict, Path]) -> tuple[Guilty | None, tuple[str, ...]
     return _noted(lambda: record_if_any(here(), *asked, lambda _doing: None))
 
 
-def _replay(asked: BatchAsked) -> tuple[Comparison, tuple[str, ...]]:
-    def compared() -> Comparison:
+def _replay(asked: BatchAsked) -> tuple["Comparison", tuple[str, ...]]:
+    from ...pipeline.replay.compare import compare
+
+    def compared() -> "Comparison":
         with batch_of(here(), asked.ref, asked.program, asked.key) as (batch, sent, only):
             return compare(batch, sent, only)
 

@@ -19,14 +19,15 @@ from ...errors import Refused, Usage
 from ...moments.cut.graph import Cut
 from ...moments.query.clauses import understand
 from ...moments.query.sql import Bounds
-from ...search.predicate import Context, Predicate, Where, check
+from ...search.predicate import Context, Where, check
 from ...search.search import Edge
 from ...search.verdict import Evaluation, Verdict
 from ...store.versions.forgotten import index as forgotten
 from ...store.versions.manifest import Manifest
 from ..sql import Statements, here
 
-A, R = TypeVar("A"), TypeVar("R")
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Searcher:
         else:
             where = self._run(_checked, Condition(app.name, wrong.check, wrong.table, self._bounds))
         good, bad = app.whole_ref(wrong.good or None), app.whole_ref(wrong.bad or None)
-        asked: Predicate = _Elsewhere(where, self._rows)
+        asked = _Elsewhere(where.sql, where.typed, where.bounds, ask=self._rows)
         verdict = app.search(asked, edge=wrong.edge, good=good, bad=bad, on_step=on_step)
         is_cut = verdict.rows.num_rows >= self._max_rows
         return replace(verdict, predicate=where, more_rows=verdict.more_rows or is_cut)
@@ -97,8 +98,7 @@ class Searcher:
             raise SearchStopped from None
 
     def _rows(self, where: Where, at: Context, max_rows: int) -> pa.Table:
-        stages = {name: at.cut.stages[name] for name in at.cut.stages}
-        cut, later = replace(at.cut, stages=stages), dict(at.later)
+        cut, later = replace(at.cut, stages=dict(at.cut.stages)), dict(at.later)
         return self._run(_asked, Probe(where, cut, later, at.only, at.ref, min(max_rows, self._max_rows)))
 
     def _run(self, function: Callable[[A], R], asked: A) -> R:
@@ -124,30 +124,14 @@ class SearchStopped(Refused):
 
 
 @dataclass(frozen=True, slots=True)
-class _Elsewhere:
-    """A predicate that is asked in another process."""
+class _Elsewhere(Where):
+    """SQL that is asked in another process."""
 
-    where: Where
-    ask: Callable[[Where, Context, int], pa.Table]
-    text: str = field(init=False)
-    sql: str = field(init=False)
-    channels: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        for name in ("text", "sql", "channels"):
-            object.__setattr__(self, name, getattr(self.where, name))
-
-    def tables(self, cut: Cut) -> frozenset[str]:
-        """As `Predicate` has it."""
-        return self.where.tables(cut)
-
-    def names(self, table: str) -> bool:
-        """As `Predicate` has it."""
-        return self.where.names(table)
+    ask: Callable[[Where, Context, int], pa.Table] = field(kw_only=True)
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
         """As `Predicate` has it."""
-        return self.ask(self.where, at, max_rows)
+        return self.ask(Where(self.sql, self.typed, self.bounds), at, max_rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import duckdb
 from ...errors import Refused
 from ...moments.query.clauses import InputOf, Statement, TableAt, understand, words
 
+_PIVOTS = ("pivot", "pivot_wider")
 _COUNTS = ("count", "count_star", "count_if")
 _PLACES = ("partition", "offset", "timestamp")
 """Of a record of an input archive."""
@@ -20,12 +21,15 @@ _VERSIONS = ("_version", "_committed_at")
 
 def countable(sql: str) -> frozenset[int]:
     """The columns, by number from 0. Raises `Refused` where names of columns would be values: for a PIVOT."""
-    if any(word.kind == "name" and word.value.casefold().startswith("pivot") for word in words(sql)):
+    if any(word.says(each) for word in words(sql) for each in _PIVOTS):
         raise Refused("PIVOT makes columns of values, which are hidden", hint="GROUP BY gives the same as rows")
     statement = understand(sql)
     with duckdb.connect(config={"enable_external_access": "false"}) as con:
         found = con.execute("SELECT json_serialize_sql(?)", [statement.sql]).fetchone()
-    parsed = json.loads(found[0]) if found else {}
+    try:
+        parsed = json.loads(found[0]) if found else {}
+    except (ValueError, RecursionError):  # too deep
+        return frozenset()
     node: dict[str, Any] = {} if parsed.get("error") else parsed["statements"][0]["node"]
     chosen = node.get("select_list", []) if node.get("type") == "SELECT_NODE" else []
     if any(each["class"] == "STAR" for each in chosen):

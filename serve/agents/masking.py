@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from hashlib import blake2b
+from threading import Lock
 from typing import Any
 
 from cachetools import LRUCache
@@ -19,7 +20,7 @@ from ...errors import NotFound, SlackwaterError, Usage
 from ...moments.query.clauses import words
 from ...moments.query.columns import key_of
 from ...results.report import Mask
-from ...results.values import shortened
+from ...results.values import hexadecimal, readable, shortened
 from ...store.versions.manifest import Table
 from ..errors import problem
 
@@ -28,6 +29,7 @@ _NAMED = re.compile(r".*(#[0-9a-f]{12})")
 """A whole stand-in will do, too."""
 _REMEMBERED = 100_000
 """Values whose names are understood when they are given back, the newest that were hidden."""
+_MOST_DATA = 1 << 20
 _MOST_TEXT = 2_000
 """Characters of a value that is shown."""
 _SAFE = ("Parser Error", "Binder Error", "Catalog Error")
@@ -42,6 +44,7 @@ class Names:
 
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     values: LRUCache[str, object] = field(default_factory=lambda: LRUCache(_REMEMBERED))
+    lock: Lock = field(default_factory=Lock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Masking:
     show: bool
     names: Names = field(default_factory=Names)
     _used: dict[str, str] = field(default_factory=dict)
-    """Values that the call has in the place of their names, which its errors may quote."""
+    """Values that the call has in the place of their names, by which errors and columns may be called."""
 
     @property
     def mask(self) -> Mask:
@@ -60,6 +63,7 @@ class Masking:
 
     def value(self, value: object) -> object:
         """A value of a row or a key, for a document."""
+        value = hexadecimal(value)
         if self.show:
             return shortened(value, _MOST_TEXT) if isinstance(value, str) else value
         return value if value is None else self.mask.value(value).text
@@ -71,8 +75,8 @@ class Masking:
         return {name: value if name in known else self.value(value) for name, value in row.items()}
 
     def data(self, data: bytes | None) -> object:
-        """Bytes of a record: as text, where they are shown."""
-        return None if data is None else self.mask.data(data).text if self.show else self.value(data)
+        """Bytes of a record as the text that they are, else hexadecimal: so a key is what it is in a table."""
+        return None if data is None else self.value(readable(data, _MOST_DATA))
 
     def key(self, table: str, declared: Table, text: str) -> tuple[Any, ...]:
         """The values of a key, as text or by its name. Raises `Usage` and `NotFound`."""
@@ -103,19 +107,25 @@ class Masking:
         if found["error"] not in _OF_OURS and not sentence.startswith(_SAFE):
             sentence = self.mask.reason(sentence)
         hint = "" if str(found["hint"]).startswith("query: ") else str(found["hint"])
+        return found | {"message": self.words(sentence), "hint": self.words(hint)}
+
+    def words(self, text: str) -> str:
+        """Words that may quote the call's own SQL, with names again where it has values for them."""
         for value, name in self._used.items():
-            sentence, hint = sentence.replace(value, name), hint.replace(value, name)
-        return found | {"message": sentence, "hint": hint}
+            text = text.replace(value, name).replace(value.replace("'", "''"), name)
+        return text
 
     def _name(self, value: object) -> str:
         name = "#" + blake2b(_canonical(value), digest_size=6, key=self.names.secret).hexdigest()
-        self.names.values[name] = value
+        with self.names.lock:
+            self.names.values[name] = value
         return name
 
     def _value(self, name: str) -> object:
-        if name not in self.names.values:
-            raise NotFound("hidden value", name, found="a name is known to the process that has shown it lately")
-        value = self.names.values[name]
+        with self.names.lock:
+            if name not in self.names.values:
+                raise NotFound("hidden value", name, found="a name is known to the process that has shown it lately")
+            value = self.names.values[name]
         self._used[str(value)] = name
         return value
 
