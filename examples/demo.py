@@ -247,8 +247,8 @@ def main() -> None:
 
     say(
         "11  All of it on a page",
-        "`slackwater serve` answers over HTTP, and has a page for people: a slider over all commits, the stages, rows and "
-        "what changed in them, a key's history, and the same search, down to the event.",
+        "`slackwater serve` answers over HTTP, and has a page for people: a slider over all commits, the stages, rows "
+        "and what changed in them, a key's history, and the same search, down to the event.",
     )
     page(logs / "serve.log")
     console.print(f"\n[dim]told in {time.monotonic() - began:.0f} s")

@@ -56,5 +56,5 @@ export function Cost({ route, live, here }) {
     <${Grid} label="Cost by stage" empty="" columns=${[["stage"], ["GET/h", "right"], ["PUT/h", "right"], ["LIST/h", "right"], ["read/h", "right"], ["written/h", "right"], ["tables", "right"], ["stored", "right"], ["a month", "right"]]}
       rows=${[...found.stages, found.total].map((each) => [each.stage, ...(each.counted_ms ? [count(each.gets), count(each.puts), count(each.lists), size(each.bytes_read), size(each.bytes_written)] : ["–", "–", "–", "–", "–"]), size(each.table_bytes), size(each.stored_bytes), money(each.monthly_cost)])} />
     <p class="note">Requests are those of an hour in which it runs, by the versions of the last day${found.total.counted_ms ? "" : ", in which there was none"}; ${plural(found.stages.length, "stage")}.</p>`}
-    <${Command} line=${command("status", route.app, "--cost")} />`;
+    <${Command} line=${command("status", route.app, "--cost", "--since", "1d")} />`;
 }
