@@ -1,6 +1,6 @@
 """Draw the pictures of the page, `docs/images/page-*.png`: of a real run of the flights example, in a real browser.
 
-    .venv/bin/python docs/page_pictures.py        # `make test` or `make demo` makes .venv
+    .venv/bin/python -m docs.page_pictures        # `make test` or `make demo` makes .venv
 
 The same run as that of `pictures.py`, which has the parts: a fault comes in, an event is cut off, and the page searches
 for the record. Colours are reduced to as many as one can tell apart, so that a picture is small.
@@ -17,15 +17,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# The folder of this script is not a package.
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-
 from PIL import Image
-from pictures import CALM, EVENTS, EXAMPLES, FAULT_FROM, FEED, IMAGES, RUN, TOO_LATE, called, caught_up, console, feed
-from pictures import flights_seen, flights_sent, running, servers, wait_until
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.support.browser import FLAGS, chromium
+
+from .pictures import (
+    CALM,
+    EVENTS,
+    EXAMPLES,
+    FAULT_FROM,
+    FEED,
+    IMAGES,
+    RUN,
+    TOO_LATE,
+    called,
+    caught_up,
+    console,
+    feed,
+    flights_seen,
+    flights_sent,
+    running,
+    servers,
+    wait_until,
+)
 
 WIDTH, PHONE = 1120, 390
 COLOURS = 96
