@@ -21,7 +21,7 @@ from ..moments.cut.resolve import again_if_forgotten, resolve
 from ..moments.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, read_snapshot
 from ..moments.diff.key_history import RowHistory, key_history
 from ..moments.query.log import entries, unreplayable
-from ..moments.query.timeline import Timeline, timeline
+from ..moments.query.timeline import ThinnedLine, timeline
 from ..moments.status import lag
 from ..moments.take import taking
 from ..moments.take.audit_log import Operation, check_verb, list_operations
@@ -183,7 +183,7 @@ class AppHistory(Shown):
                 client.note(f"note: nobody knows what can be replayed: {error.message}")
         return Log(entries(client.store, self.name, limit, stage=stage))
 
-    def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> Timeline:
+    def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
         """The commits between two times (0: the first, the newest) as about so many points, and what stands out.
 
         Where there are more commits than points, they are thinned out: the cost follows the points.

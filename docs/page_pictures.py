@@ -20,7 +20,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.support.browser import FLAGS, chromium
+from tests.serve.page.browser import FLAGS, chromium
 
 from .pictures import (
     CALM,

@@ -25,7 +25,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, codec, keys
 from slackwater.store.versions.manifest import AppInfo
 
-from tests.support.browser import FLAGS, chromium
+from tests.serve.page.browser import FLAGS, chromium
 
 from ..multi_get import TABLE
 from ..support.row import Row

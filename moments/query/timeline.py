@@ -40,7 +40,7 @@ _NOT_SHOWN = ("snapshot", "token", "export", "protect", "watch", "archive")
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitPoint:
     """What a point is made of, of one version."""
 
     stage: str
@@ -70,13 +70,13 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class ThinnedLine:
     """A part of the line, or all of it."""
 
     app: str
     commits: int
     """How many there are in it."""
-    points: tuple[Commit, ...]
+    points: tuple[CommitPoint, ...]
     """These, or as many as were asked for, the oldest first; in each stage the first and the last are among them."""
     marks: tuple[Mark, ...]
     """The oldest first."""
@@ -88,11 +88,11 @@ class Timeline:
 
 
 # By store, as `history` keeps manifests; by when the app was made, for another one may have its name.
-_known: WeakKeyDictionary[ObjectStore, LRUCache[tuple[str, int, str, int], Commit]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[ObjectStore, LRUCache[tuple[str, int, str, int], CommitPoint]] = WeakKeyDictionary()
 _lock = Lock()
 
 
-def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 0, to_ms: int = 0) -> Timeline:
+def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
     """The commits from one time up to another, both included; 0 for the first, and for the newest.
 
     A read for each point that is not known yet, a few for each stage, for each mark, and for each deploy some of a
@@ -106,7 +106,7 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
     spans = {stage: _span(store, head, from_ms, to_ms) for stage, head in heads.items()}
     commits = sum(map(len, spans.values()))
 
-    def read(stage: str, version: int) -> Commit | None:
+    def read(stage: str, version: int) -> CommitPoint | None:
         name = (app, created_ms, stage, version)
         with _lock:
             found = known.get(name)
@@ -128,7 +128,7 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
     marks = [*_deploys(found, read), *_snapshots(store, app, read), *_operations(store, app, read)]
     low, high = (found[0].time_ms, found[-1].time_ms) if found else (0, 0)
     shown = (one for one in marks if low <= one.time_ms and (not to_ms or one.time_ms <= max(high, to_ms)))
-    return Timeline(app, commits, tuple(found), tuple(sorted(_once(shown), key=lambda one: one.time_ms)))
+    return ThinnedLine(app, commits, tuple(found), tuple(sorted(_once(shown), key=lambda one: one.time_ms)))
 
 
 def _span(store: ObjectStore, head: Manifest, from_ms: int, to_ms: int) -> range:
@@ -152,8 +152,8 @@ def _chosen(span: range, count: int) -> list[int]:
     return sorted({span[0], *range(-(-span[0] // step) * step, span[-1] + 1, step), span[-1]})
 
 
-def _commit(manifest: Manifest) -> Commit:
-    return Commit(
+def _commit(manifest: Manifest) -> CommitPoint:
+    return CommitPoint(
         manifest.stage,
         manifest.version,
         manifest.time_ms,
@@ -164,16 +164,16 @@ def _commit(manifest: Manifest) -> Commit:
     )
 
 
-Read = Callable[[str, int], Commit | None]
+Read = Callable[[str, int], CommitPoint | None]
 
 
-def _deploys(found: Iterable[Commit], read: Read) -> Iterator[Mark]:
+def _deploys(found: Iterable[CommitPoint], read: Read) -> Iterator[Mark]:
     """Where the program or the columns of a stage changed, between two points of it."""
-    by_stage: dict[str, list[Commit]] = {}
+    by_stage: dict[str, list[CommitPoint]] = {}
     for each in found:
         by_stage.setdefault(each.stage, []).append(each)
 
-    def changed() -> Iterator[tuple[MarkKind, str, Commit]]:
+    def changed() -> Iterator[tuple[MarkKind, str, CommitPoint]]:
         for commits in by_stage.values():
             for before, after in pairwise(sorted(commits, key=lambda one: one.version)):
                 if before.migration != after.migration:
@@ -185,7 +185,7 @@ def _deploys(found: Iterable[Commit], read: Read) -> Iterator[Mark]:
         yield Mark(kind, at.time_ms, label, at.stage, at.version)
 
 
-def _first(before: Commit, after: Commit, read: Read, of: Callable[[Commit], object]) -> Commit:
+def _first(before: CommitPoint, after: CommitPoint, read: Read, of: Callable[[CommitPoint], object]) -> CommitPoint:
     """The first version behind `before`, up to `after`, at which something is no longer what it was."""
     low, high, was, found = before.version, after.version, of(before), after
     while high - low > 1:

@@ -1,12 +1,15 @@
 """What the page asks beside other clients: a timeline, first rows of a table, stages, what was left out, the cost."""
 
+import asyncio
 from typing import Annotated, Any
 
 import pyarrow as pa
+from cachetools import TTLCache
 from msgspec import Meta
 
 from ...client import status
 from ...durations import DAY_MS
+from ...errors import Usage
 from ...moments.query.first_rows import FIRST, FirstRows
 from ...results import rows as shown
 from ...results import values
@@ -33,6 +36,7 @@ Against = Annotated[
         description="Another moment, as behind the @ of a ref, with which each row is compared; empty for none.",
     ),
 ]
+_newest: TTLCache[tuple[object, ...], "asyncio.Task[dict[str, object]]"] = TTLCache(256, 1.0)
 Every = Annotated[bool, Meta(description="Also records that were retried.")]
 
 
@@ -50,9 +54,16 @@ async def stages(asked: Call, app: AppName, ref: Moment, stage: Stage = "") -> o
     """The stages at a moment: lag, watermark, sinks, rejected and late records; now also snapshots under way."""
     asked.grant.check_all_tables("how far an app is")
     reading = await asked.moment(app, ref, stage)
-    of = asked.app(app)
-    found = await asked.service.in_thread(lambda: of.stages(None if reading.is_newest else reading.moment))
-    cut = reading.moment.cut
+    of, cut = asked.app(app), reading.moment.cut
+    if reading.is_newest:
+        # Kafka is asked, too: once for all who look at the same time.
+        name = (id(asked.service), app, tuple(cut.versions.items()))
+        task = _newest.get(name)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = _newest[name] = asyncio.create_task(asked.service.in_thread(of.stages))
+        found = await asyncio.shield(task)
+    else:
+        found = await asked.service.in_thread(lambda: of.stages(reading.moment))
     tables = {name: manifest.stage for name, manifest in cut.tables.items()}
     about = {"app": app, "time_ms": cut.time_ms, "snapshot": cut.snapshot, "thinned_out": cut.thinned}
     return about | {"versions": cut.versions, "tables": tables} | found
@@ -73,13 +84,16 @@ async def first_rows(
     """The first rows of a table at a moment, in the order in which they are stored, and how each was at another one."""
     reading = await asked.moment(app, ref, stage, table=table)
     other = await asked.moment(app, against, against_stage, table=table) if against else None
+    first = int(start or FIRST)
+    if not FIRST <= first <= -FIRST - 1:
+        raise Usage(f"start={start} is no place in a table", hint="it is the answer's `next`")
     sides = [each for each in (reading, other) if each is not None]
     names = [f"{name}-{name_at.moment.cut.tables[table].version}" for name, name_at in zip("ab", sides, strict=False)]
     etag = asked.etag("rows", *names, limit, start)
     is_fixed = all(not each.is_newest or _declared(each, table).ttl is None for each in sides)
     if is_fixed and etag in asked.known_etags:
         return Answer(b"", status=304, headers={"etag": etag})
-    found = await asked.service.in_thread(lambda: _document(reading, other, table, limit, int(start or FIRST)))
+    found = await asked.service.in_thread(lambda: _document(reading, other, table, limit, first))
     count = len(found["rows"])
     return asked.document(found, headers={"etag": etag} if is_fixed else {}, rows=count)
 

@@ -29,21 +29,28 @@ function useCommits(app, onToken) {
         next();
       }, EVERY_MS);
     };
+    // Of a page that nobody sees no connection is held: a browser has six for all tabs.
+    let shown = new AbortController();
     const follow = async () => {
-      while (!control.signal.aborted) {
+      while (!control.signal.aborted && !document.hidden) {
+        shown = new AbortController();
         try {
-          await events(path("apps", app, "commits"), heard, { signal: control.signal });
+          set((old) => ({ ...old, isLive: true }));
+          await events(path("apps", app, "commits"), heard, { signal: shown.signal });
         } catch (problem) {
-          if (problem.status === 401 || problem.status === 403 || problem.status === 404) return;
+          if (problem.name === "AbortError" || [401, 403, 404].includes(problem.status)) return;
         }
         set((old) => ({ ...old, isLive: false }));
         await new Promise((resolve) => setTimeout(resolve, 2000));
       }
     };
-    set((old) => ({ ...old, isLive: true }));
+    const seen = () => (document.hidden ? shown.abort() : follow());
+    document.addEventListener("visibilitychange", seen);
     follow();
     return () => {
+      document.removeEventListener("visibilitychange", seen);
       control.abort();
+      shown.abort();
       clearTimeout(due);
     };
   }, [app, onToken]);
@@ -56,7 +63,11 @@ export function App({ route, me, keys, token, say }) {
   const at = moment(route.at);
   const isNow = at.ref === "now";
   const live = tick + token * 1000;
-  const here = useAsked(query(path("apps", app, "at", at.ref, "stages"), { stage: at.stage }), isNow ? live : token);
+  const asked = useAsked(query(path("apps", app, "at", at.ref, "stages"), { stage: at.stage }), isNow ? live : token);
+  // Whoever may read some tables is told of these alone.
+  const isPart = asked.problem?.status === 403;
+  const part = useAsked(isPart ? query(path("apps", app, "at", at.ref), { stage: at.stage }) : "", isNow ? live : token);
+  const here = isPart ? { ...part, data: part.data && ofTables(part.data) } : asked;
   const other = moment(route.against);
   const than = useAsked(route.against ? query(path("apps", app, "at", other.ref), { stage: other.stage }) : "", token);
   const taken = useAsked(path("apps", app, "snapshots"), live);
@@ -112,6 +123,11 @@ function MomentBar({ route, here, than, snapshots, newest, isNow, earlier }) {
     </select></label>
     ${route.against && than && html`<span class="note">committed ${ago(than.time_ms)}</span>`}
   </div>`;
+}
+
+// What is known of a moment from its tables alone.
+function ofTables({ tables, versions, time_ms }) {
+  return { stages: [], waiting: [], versions, time_ms, tables: Object.fromEntries(tables.map(({ table }) => [table, table])) };
 }
 
 function lastCommit(here) {

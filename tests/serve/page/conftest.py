@@ -11,7 +11,7 @@ from slackwater.store.objects.local import LocalStore
 
 from tests.serve.conftest import serving
 from tests.serve.page import story
-from tests.support.browser import FLAGS, chromium
+from tests.serve.page.browser import FLAGS, chromium
 from tests.support.histories import FlightsApp
 
 WAIT_MS = 15_000
