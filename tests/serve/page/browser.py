@@ -21,6 +21,10 @@ FLAGS = (
     *("--disable-component-update", "--disable-sync"),
 )
 """As root, and asking nobody but the page's server."""
+_FONTS = """<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "fonts.dtd">
+<fontconfig><dir>{folder}/fonts</dir><dir>/usr/share/fonts</dir><cachedir>{folder}/cache</cachedir></fontconfig>
+"""
 _DECOMPRESS = """
 const { createReadStream, createWriteStream, renameSync } = require("fs");
 const { createBrotliDecompress } = require("zlib");
@@ -49,10 +53,11 @@ def chromium() -> Chromium:
     folder = cache_folder() / f"chromium-{_VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "lock", lambda: None):
-        if not (folder / "lib").exists():
+        if not (folder / "whole").exists():
             _fetch(folder)
     fonts = {"FONTCONFIG_PATH": str(folder), "HOME": str(folder)}
-    return Chromium(folder / "chromium", {"LD_LIBRARY_PATH": str(folder / "lib"), **fonts})
+    language = {"LANG": "en_US.UTF-8", "LC_ALL": "en_US.UTF-8"}  # that of C is none to a page
+    return Chromium(folder / "chromium", {"LD_LIBRARY_PATH": str(folder / "lib"), **fonts, **language})
 
 
 def _fetch(folder: Path) -> None:
@@ -72,7 +77,10 @@ def _fetch(folder: Path) -> None:
         subprocess.run([node, "-e", _DECOMPRESS, str(compressed), str(folder / name)], check=True)
     (folder / "chromium").chmod(0o755)
     shutil.rmtree(folder / "package")
-    for name in ("fonts.tar", "al2023.tar"):  # the last one makes `lib`, by which it is known to be whole
+    for name in ("fonts.tar", "al2023.tar"):
         with tarfile.open(folder / name) as archive:
             archive.extractall(folder, filter="data")
         (folder / name).unlink()
+    # The file that comes with the fonts names folders of a machine that this is not.
+    (folder / "fonts.conf").write_text(_FONTS.format(folder=folder))
+    (folder / "whole").touch()
