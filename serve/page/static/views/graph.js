@@ -41,7 +41,9 @@ function graphOf(stages, tables) {
 
 // Where each node is. Nodes of one depth lie beside each other, in the order of those before them.
 function laidOut({ nodes, edges }, isDown) {
-  const size = isDown ? NARROW : WIDE;
+  // Channels have their names between stages.
+  const longest = Math.max(0, ...edges.map((edge) => edge.name.length));
+  const size = isDown ? NARROW : { ...WIDE, gap: Math.min(200, Math.max(WIDE.gap, 20 + longest * 6.2)) };
   const layers = [];
   for (const node of nodes) (layers[node.depth] ??= []).push(node);
   const at = new Map();
