@@ -8,6 +8,7 @@ from cachetools import TTLCache
 from msgspec import Meta
 
 from ...client import status
+from ...client.moment import Moment as StoredMoment
 from ...durations import DAY_MS
 from ...errors import Usage
 from ...moments.query.first_rows import FIRST, FirstRows
@@ -15,7 +16,6 @@ from ...results import rows as shown
 from ...results import values
 from ...results.shown import Result, encoded, fields
 from ..declare import AppName, Limit, Moment, Stage, Table, endpoint
-from ..newest import FreshMoment
 from ..service import Answer, Call
 
 _COST_OF_MS = DAY_MS
@@ -88,36 +88,37 @@ async def first_rows(
     if not FIRST <= first <= -FIRST - 1:
         raise Usage(f"start={start} is no place in a table", hint="it is the answer's `next`")
     sides = [each for each in (reading, other) if each is not None]
-    names = [f"{name}-{name_at.moment.cut.tables[table].version}" for name, name_at in zip("ab", sides, strict=False)]
-    etag = asked.etag("rows", *names, limit, start)
-    is_fixed = all(not each.is_newest or _declared(each, table).ttl is None for each in sides)
+    manifests = [each.moment.cut.tables[table] for each in sides]
+    etag = asked.etag("rows", *(f"v{each.version}.{each.forgotten}" for each in manifests), limit, start)
+    is_fixed = all(not each.is_newest or _declared(each.moment, table).ttl is None for each in sides)
     if is_fixed and etag in asked.known_etags:
         return Answer(b"", status=304, headers={"etag": etag})
-    found = await asked.service.in_thread(lambda: _document(reading, other, table, limit, first))
+    moments = reading.moment, other.moment if other is not None else None
+    found = await asked.service.in_thread(lambda: _document(*moments, table, limit, first))
     count = len(found["rows"])
     return asked.document(found, headers={"etag": etag} if is_fixed else {}, rows=count)
 
 
-def _declared(reading: FreshMoment, table: str) -> Any:
-    return reading.moment.cut.tables[table].table
+def _declared(moment: StoredMoment, table: str) -> Any:
+    return moment.cut.tables[table].table
 
 
-def _document(reading: FreshMoment, other: FreshMoment | None, table: str, limit: int, start: int) -> dict[str, Any]:
+def _document(moment: StoredMoment, other: StoredMoment | None, table: str, limit: int, start: int) -> dict[str, Any]:
     """The rows; beside another moment also those that only that one has, and what each was there."""
-    manifest = reading.moment.cut.tables[table]
-    now = reading.moment.first_rows(table, limit, start=start)
+    manifest = moment.cut.tables[table]
+    now = moment.first_rows(table, limit, start=start)
     about = {
         **fields(manifest, "app", "version", "time_ms", table=table),
         "columns": shown.columns_data(manifest),
         "keys_at_most": sum(sst.rows - sst.tombstones for sst in manifest.ssts),
-        "thinned_out": reading.moment.cut.thinned,
+        "thinned_out": moment.cut.thinned,
     }
     if other is None:
         return about | {"rows": values.rows(now.rows), "next": _text(now.next_hash)}
-    then = other.moment.first_rows(table, limit, start=start)
+    then = other.first_rows(table, limit, start=start)
     # Both end where the first of them does: what lies behind that is the next answer's.
     end = min((each.next_hash for each in (now, then) if each.next_hash is not None), default=None)
-    key = [column.name for column in _declared(reading, table).key]
+    key = [column.name for column in _declared(moment, table).key]
     rows, changes, before = _compared(key, now.below(end), then.below(end))
     return about | {"rows": rows, "changes": changes, "before": before, "next": _text(end)}
 
