@@ -6,7 +6,7 @@ did is in the log of operations, and snapshots have a listing of their own. So t
 not the history: 50,000 versions take as many reads as 500.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -125,7 +125,7 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         found = [one for one in pool.map(lambda at: read(*at), each) if one is not None]
     found.sort(key=lambda one: (one.time_ms, ranks[one.stage], one.version))
-    marks = [*_deploys(found, read), *_snapshots(store, app, read), *_operations(store, app, read)]
+    marks = [*_deploys(found, read), *_snapshots(store, app, read, ranks), *_operations(store, app, read)]
     low, high = (found[0].time_ms, found[-1].time_ms) if found else (0, 0)
     shown = (one for one in marks if low <= one.time_ms and (not to_ms or one.time_ms <= max(high, to_ms)))
     return ThinnedLine(app, commits, tuple(found), tuple(sorted(_once(shown), key=lambda one: one.time_ms)))
@@ -198,12 +198,13 @@ def _first(before: CommitPoint, after: CommitPoint, read: Read, of: Callable[[Co
     return found
 
 
-def _snapshots(store: ObjectStore, app: str, read: Read) -> Iterator[Mark]:
+def _snapshots(store: ObjectStore, app: str, read: Read, ranks: Mapping[str, int]) -> Iterator[Mark]:
     listed = sorted(SNAPSHOTS.listed(store, app), key=lambda info: -info.modified_ms)[:_MOST_MARKS]
     for each in SNAPSHOTS.read(store, listed, app):
         if not each.name.startswith(REPLICA_CUT):
-            # One of its versions was committed when it is of; when it was written may be later.
-            at = next((read(*one) for one in each.stages.items()), None)
+            # Its newest version was committed when it is of; it may have been written later.
+            stage = max(each.stages, key=lambda name: ranks.get(name, -1), default="")
+            at = read(stage, each.stages[stage]) if stage else None
             yield Mark("snapshot", each.completed_ms if at is None else at.time_ms, each.name, by=each.by)
 
 

@@ -134,7 +134,7 @@ function Row({ columns, row, change, was, withChange, route, table }) {
     ${columns.map((each) => {
       const text = value(row[each.name]);
       const old = was && value(was[each.name]) !== text ? value(was[each.name]) : null;
-      const shape = `${isNumber(each.type) ? "right" : ""} ${row[each.name] == null ? "null" : ""} ${old != null ? "differs" : ""}`;
+      const shape = `${isNumber(each.type) ? "right" : ""} ${text.length > 48 ? "long" : ""} ${row[each.name] == null ? "null" : ""} ${old != null ? "differs" : ""}`;
       const inner = isFirst(each) ? html`<a data-row href=${address({ ...route, view: "key", names: [table, keyText(columns, row)], key: "", where: "" })}>${shortened(text)}</a>` : shortened(text);
       return html`<td class=${shape}>${old != null && html`<del>${shortened(old)}</del> `}${inner}</td>`;
     })}
