@@ -46,6 +46,7 @@ class Backends:
         self.note = note
         self.flags = flags
         self._store = settings.open_store()
+        self._by = ""
         self._closed = Event()
 
     @property
@@ -70,7 +71,14 @@ class Backends:
         """Who works with it, as an app's log has it: user@host."""
         from ..moments.take.audit_log import whoami
 
-        return whoami()
+        return self._by or whoami()
+
+    def on_behalf_of(self, who: str) -> Self:
+        """The same, whose log of operations has somebody else: a server's does what a token's owner asks for."""
+        _ = self.cache  # is shared
+        other = copy(self)
+        other._by = who
+        return other
 
     def channels_of(self, app: str) -> "KafkaChannels | None":
         """The topics that an app reads, as far back as Kafka or its input archive has them; None as `channels`."""

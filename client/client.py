@@ -342,7 +342,7 @@ class Client(Backends, Shown):
             name: what it is called.
             apps: what may be read; `"*"` for all.
             tables: of these apps; `"*"` for all.
-            verbs: `read`, or `sql`, too.
+            verbs: of `read`, `sql`, `bisect`, `snapshot`, and `values`, which agents are shown with it.
             per_s: requests that each instance answers in a second; 0 for any number.
             days: after which it ends; 0 for never.
             certificate: instead of a token, whoever comes with a certificate of this common name.

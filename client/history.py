@@ -21,6 +21,7 @@ from ..moments.cut.resolve import again_if_forgotten, resolve
 from ..moments.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, read_snapshot
 from ..moments.diff.key_history import RowHistory, key_history
 from ..moments.query.log import entries, unreplayable
+from ..moments.query.timeline import ThinnedLine, timeline
 from ..moments.status import lag
 from ..moments.take import taking
 from ..moments.take.audit_log import Operation, check_verb, list_operations
@@ -41,7 +42,7 @@ from .backends import Backends
 from .moment import Bisection, Moment
 from .replays import VERSIONS, check, record_behind
 from .results import Difference, KeyHistory, Log
-from .status import waiting_for
+from .status import stages, waiting_for
 
 
 class AppHistory(Shown):
@@ -182,6 +183,17 @@ class AppHistory(Shown):
                 client.note(f"note: nobody knows what can be replayed: {error.message}")
         return Log(entries(client.store, self.name, limit, stage=stage))
 
+    def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
+        """The commits between two times (0: the first, the newest) as about so many points, and what stands out.
+
+        Where there are more commits than points, they are thinned out: the cost follows the points.
+        """
+        return timeline(self._client.store, self.name, points=points, from_ms=from_ms, to_ms=to_ms)
+
+    def stages(self, moment: Moment | None = None) -> dict[str, object]:
+        """The stages now, with lag, watermarks and snapshots under way, or as they were at a moment; for machines."""
+        return stages(self._client, self.name, moment.cut if moment is not None else None)
+
     def operations(
         self, limit: int = 20, *, by: str = "", verb: str = "", since: str | datetime = "", until: str | datetime = ""
     ) -> Result:
@@ -306,7 +318,7 @@ class AppHistory(Shown):
             SlackwaterError: the function raised something, or the command stopped the search.
         """
         client, predicate = self._client, self._predicate(where, check, table, python, run)
-        verdict = self.search(predicate, good=self._end(good), bad=self._end(bad), edge=edge, on_step=on_step)
+        verdict = self.search(predicate, good=self.whole_ref(good), bad=self.whole_ref(bad), edge=edge, on_step=on_step)
         good_moment = Moment(client, verdict.good_ref, verdict.good) if verdict.good_ref else None
         record = record_behind(client, verdict, code) if code and not verdict.candidates else None
         return Bisection(verdict, good_moment, Moment(client, verdict.bad_ref, verdict.bad), record)
@@ -334,7 +346,7 @@ class AppHistory(Shown):
         Raises `Refused` where the condition is not one on single rows, or versions in between were thinned out, and
         what else `bisect` raises.
         """
-        return self.flips(self._predicate(where, check, table), self._end(good), self._end(bad))
+        return self.flips(self._predicate(where, check, table), self.whole_ref(good), self.whole_ref(bad))
 
     def flips(self, predicate: Predicate, good: str | None, bad: str | None) -> Flips:
         """What `scan` does, with any predicate, and whole refs for the ends."""
@@ -408,7 +420,8 @@ class AppHistory(Shown):
             return Python(getattr(python, "__name__", "function"), python)
         raise Usage("say what is wrong by one of where=, check=, python= and run=")
 
-    def _end(self, moment: str | datetime | None) -> str | None:
+    def whole_ref(self, moment: str | datetime | None) -> str | None:
+        """A moment, as `at` takes it, as a whole ref, by which a search names its ends. Raises `Usage`."""
         return None if moment is None else self._ref(moment)
 
     def _ref(self, moment: str | datetime, stage: str = "") -> str:

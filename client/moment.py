@@ -27,6 +27,7 @@ from ..moments.diff.moments import StoredCut, diff
 from ..moments.query.answers import answer, as_relation, channel_tables
 from ..moments.query.columns import TableColumn, columns, get, look_up, parse_keys, select
 from ..moments.query.export import ENDINGS, Exported, export
+from ..moments.query.first_rows import FIRST, FirstRows, first_rows
 from ..moments.query.sql import Bounds, names_channels
 from ..results import verdict
 from ..results.document import Block, TableBlock, Time, Title
@@ -305,6 +306,20 @@ class Moment(Shown):
             cut = replace(self.cut, seen_ms=seen_ms) if seen_ms else self.cut
             with telling_if_collected(client.store, cut):
                 return look_up(client.store, client.cache, having(client.store, cut, (table,)), table, keys)
+
+        return again_if_forgotten(client.store, self._cut.app, read)
+
+    def first_rows(self, table: str, limit: int = 100, *, start: int = FIRST) -> FirstRows:
+        """The first `limit` rows of a table, in the order in which they are stored, from a `_hash` on.
+
+        Reads little more than these, whatever the size of the table. Raises `NotFound` where there is no such table.
+        """
+        client = self._client
+
+        def read() -> FirstRows:
+            cut = having(client.store, self.cut, (table,))
+            with telling_if_collected(client.store, cut):
+                return first_rows(client.store, client.cache, cut, table, limit, start)
 
         return again_if_forgotten(client.store, self._cut.app, read)
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from .. import instants
 from ..durations import format_ms
+from ..moments.cut.graph import Cut
 from ..moments.cut.stored import Request, open_requests
-from ..moments.status.overview import cost_of, overviews
+from ..moments.status.overview import cost_of, overview, overviews, stages_at
 from ..results import status as shown
-from ..results.shown import Result
+from ..results.shown import Result, fields
 from ..store.versions.apps import folder_of, list_apps
 from .backends import Backends
 
@@ -33,6 +34,27 @@ def status(client: Backends, app: str | None) -> Result:
     if ends is not None and ends.silence:
         notes.append(f"the lag of users' topics is not known: {ends.silence}")
     return shown.status(found, in_detail=app is not None, damaged=damaged, notes=notes, empty=_empty(client))
+
+
+def stages(client: Backends, app: str, cut: Cut | None) -> dict[str, object]:
+    """The stages of an app now, or at another moment, and the snapshots under way, for machines.
+
+    Now, Kafka is asked for the ends of topics; `waiting` says how far each snapshot's markers have come.
+    """
+    if cut is not None:
+        return {"now": False, "stages": stages_at(cut), "waiting": ()}
+    from ..moments.take.taking import answers
+    from ..pipeline.kafka.open import EndOffsets
+
+    settings = client.settings
+    ends = EndOffsets(settings.open_kafka(), timeout_s=_KAFKA_TIMEOUT_S) if settings.brokers else None
+    found = overview(client.store, app, ends or (lambda _topic: None))
+    waiting = (
+        fields(each, "name", "created_ms", "by", stages=answers(client.store, app, each))
+        for each in (open_requests(client.store, app) if found.requested else ())
+    )
+    more = fields(found, "created_ms", "origin", "names", "archives", "replicas", "damaged")
+    return {"now": True, "stages": found.stages, "waiting": tuple(waiting), **more}
 
 
 def cost(client: Backends, app: str | None, since_ms: int) -> Result:

@@ -8,9 +8,12 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
+import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -241,6 +244,13 @@ def main() -> None:
         "them has an order in the wrong unit.",
     )
     attach()
+
+    say(
+        "11  All of it on a page",
+        "`slackwater serve` answers over HTTP, and has a page for people: a slider over all commits, the stages, rows "
+        "and what changed in them, a key's history, and the same search, down to the event.",
+    )
+    page(logs / "serve.log")
     console.print(f"\n[dim]told in {time.monotonic() - began:.0f} s")
     say(
         "Go on by hand",
@@ -251,7 +261,8 @@ def main() -> None:
         "    slackwater log flights --limit 10\n"
         '    slackwater query flights@~3 "SELECT * FROM aircraft ORDER BY legs DESC LIMIT 5"\n'
         "    slackwater get flights-staging carriers UA\n"
-        "    slackwater run examples/flights.py          # Ctrl-C stops it\n\n"
+        "    slackwater run examples/flights.py          # Ctrl-C stops it\n"
+        "    slackwater serve                            # the page, at http://127.0.0.1:8350\n\n"
         f"`slackwater dev down --folder {FOLDER}` stops them (`--purge` deletes the data). "
         "Your own topic: `docs/first-app.md`.",
     )
@@ -270,6 +281,30 @@ def attach() -> None:
         )
         run("slackwater", "attach", str(checkpoint), "--app", "shop", "--once")
     run("slackwater", "bisect", "shop", "--where", "SELECT customer FROM totals WHERE sum > 1000000")
+
+
+def page(log: Path) -> None:
+    """Serve the store; in a terminal, open the page and leave it there until somebody has seen enough."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+    code = f"flights={HERE / 'flights.py'}"
+    with background("slackwater", "serve", "--port", port, "--code", code, log=log) as running:
+        url = f"http://127.0.0.1:{port}/#/flights"
+        follow("the server starts", running, log, lambda: (int(answers(url)), 1))
+        console.print(f"\n[bold]{url}")
+        if sys.stdin.isatty() and sys.stdout.isatty() and not os.environ.get("CI"):
+            webbrowser.open(url)
+            console.input("[dim]Enter ends the server[/] ")
+
+
+def answers(url: str) -> bool:
+    """Whether somebody does."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310  our own server
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def compare(arrived: object) -> None:

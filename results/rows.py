@@ -14,6 +14,7 @@ from ..keep.transfer.export import FolderWritten
 from ..moments.cut.graph import Cut
 from ..moments.query.columns import TableColumn, columns
 from ..moments.query.export import ABOUT, Exported
+from ..store.versions.manifest import Manifest
 from . import formats, values
 from .document import Cell, TableBlock, Title
 from .shown import Result, Words, fields, result
@@ -42,9 +43,14 @@ def rows_with(found: pa.Table, about: Mapping[str, object], limit: int) -> Resul
 def tables_data(cut: Cut) -> list[dict[str, Any]]:
     """The tables of a moment and their columns, for machines."""
     return [
-        {"table": name, "version": each.version, "columns": [*map(asdict, columns(each))], "thinned_out": cut.thinned}
+        {"table": name, "version": each.version, "columns": columns_data(each), "thinned_out": cut.thinned}
         for name, each in cut.tables.items()
     ]
+
+
+def columns_data(manifest: Manifest) -> list[dict[str, Any]]:
+    """The columns of a table, the key first, for machines."""
+    return [*map(asdict, columns(manifest))]
 
 
 def tables(cut: Cut) -> Result:

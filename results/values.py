@@ -128,7 +128,7 @@ def for_json(table: pa.Table) -> dict[str, Any]:
 
 def stream(objects: Iterable[dict[str, Any]]) -> msgspec.Raw:
     """Objects of Python values as one array of JSON, encoded one by one. Binary values are hexadecimal."""
-    return msgspec.Raw(b"[" + b",".join(_encoder.encode(_hexadecimal(each)) for each in objects) + b"]")
+    return msgspec.Raw(b"[" + b",".join(_encoder.encode(hexadecimal(each)) for each in objects) + b"]")
 
 
 def stacked(found: "Iterable[TableDiff]") -> pa.Table:
@@ -186,7 +186,7 @@ def _in_words(table: pa.Table) -> pa.Table:
             (extremes,) = python_values(pa.array([pc.min_max(column)]))
             is_worded = isinstance(extremes, dict) and any(isinstance(value, str) for value in extremes.values())
         if is_worded:
-            texts = [None if value is None else word(_hexadecimal(value)) for value in python_values(column)]
+            texts = [None if value is None else word(hexadecimal(value)) for value in python_values(column)]
             table = table.set_column(number, field.name, pa.array(texts, pa.string()))
     return table
 
@@ -206,7 +206,7 @@ def _batches(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
     for batch in table.to_batches(max_chunksize=10_000):
         found = python_rows(batch)
         for row in found if binary else ():
-            row.update((name, _hexadecimal(row[name])) for name in binary)
+            row.update((name, hexadecimal(row[name])) for name in binary)
         yield found
 
 
@@ -217,14 +217,15 @@ def _holds_binary(kind: pa.DataType) -> bool:
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
-def _hexadecimal(value: object) -> object:
+def hexadecimal(value: object) -> object:
+    """A value in which bytes, at whatever depth, are hexadecimal text."""
     match value:
         case bytes():
             return value.hex()
         case dict():
-            return {name: _hexadecimal(inner) for name, inner in value.items()}
+            return {name: hexadecimal(inner) for name, inner in value.items()}
         case list() | tuple():
-            return type(value)(map(_hexadecimal, value))
+            return type(value)(map(hexadecimal, value))
         case _:
             return value
 

@@ -14,7 +14,7 @@ from ..moments.cut.graph import Cut
 from ..moments.cut.moments import line_of
 from ..moments.query.answers import answer
 from ..moments.query.columns import visible_schema
-from ..moments.query.sql import named_tables, names_channels
+from ..moments.query.sql import Bounds, named_tables, names_channels
 from ..moments.take.capture import ChannelReader
 from ..store.objects.protocol import ObjectStore
 from ..store.read.cache import SstCache
@@ -136,6 +136,8 @@ class Where:
     sql: str
     typed: str = ""
     """What was typed, where it was not SQL."""
+    bounds: Bounds | None = None
+    """What it may take and see; None for what its user may."""
 
     @property
     def text(self) -> str:
@@ -154,7 +156,15 @@ class Where:
     def rows(self, at: Context, max_rows: int) -> pa.Table:
         try:
             return answer(
-                at.store, at.cache, at.cut, self.sql, later=at.later, only=at.only, reader=at.reader, max_rows=max_rows
+                at.store,
+                at.cache,
+                at.cut,
+                self.sql,
+                later=at.later,
+                only=at.only,
+                reader=at.reader,
+                max_rows=max_rows,
+                bounds=self.bounds,
             )
         except Usage as error:
             if isinstance(error.__cause__, duckdb.ParserException):

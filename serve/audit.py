@@ -17,6 +17,7 @@ from .declare import Endpoint
 
 AUDIT = logging.getLogger("slackwater.audit")
 """At INFO; whoever wants the lines gives it a handler."""
+_SQL = ("sql", "where", "check")
 _HIDDEN = ("string", "number", "escaped", "dollars", "open")
 
 
@@ -43,15 +44,20 @@ def line(
     request: Request, endpoint: Endpoint, who: str, found: Mapping[str, object], status: int, rows: int, took_s: float
 ) -> None:
     """Write it, if somebody wants it."""
+    client = request.client
+    write(endpoint.name, client.host if client else "", who, found, status, rows, took_s)
+
+
+def write(what: str, host: str, who: str, found: Mapping[str, object], status: int, rows: int, took_s: float) -> None:
+    """The same of whatever is asked otherwise."""
     if not AUDIT.isEnabledFor(logging.INFO):
         return
-    client = request.client
     asked = {name: _shown(name, value) for name, value in found.items() if value not in ("", [])}
     about = {
         "time": iso(now_ms(), "milliseconds"),
         "who": who,
-        "from": client.host if client else "",
-        "what": endpoint.name,
+        "from": host,
+        "what": what,
         "asked": asked,
         "status": status,
         "rows": rows,
@@ -61,9 +67,9 @@ def line(
 
 
 def _shown(name: str, value: object) -> object:
-    if name == "key":
+    if name in ("key", "keys"):
         return len(value) if isinstance(value, list) else 1
-    return without_values(value) if name == "sql" and isinstance(value, str) else value
+    return without_values(value) if name in _SQL and isinstance(value, str) else value
 
 
 def without_values(sql: str) -> str:

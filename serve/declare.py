@@ -5,7 +5,7 @@ their types and held to their limits (msgspec) before the function is called; th
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -13,11 +13,9 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import Usage
+from ..keep.access.tokens import Verb
 from ..store.versions import keys
 from ..validation import nearest
-
-Verb = Literal["read", "sql"]
-"""What a token may name."""
 
 
 def _text(pattern: str, description: str, *examples: str, most: int = 200) -> Any:
@@ -57,6 +55,19 @@ MinOffsets = Annotated[
 WaitMs = Annotated[int, Meta(ge=0, le=60_000, description="How long to wait for `min_offsets`, in milliseconds.")]
 Limit = Annotated[int, Meta(ge=1, le=10_000, description="At most so many, the newest.")]
 Sql = Annotated[str, Meta(min_length=1, max_length=100_000, description="DuckDB's SQL; one statement, which reads.")]
+Predicate = Annotated[str, Meta(max_length=100_000, description="A query that returns rows when something is wrong.")]
+Condition = Annotated[
+    str,
+    Meta(max_length=100_000, description="Instead, a condition that must hold: over a table's columns, or a SELECT."),
+]
+OfTable = _text(rf"^({keys.NAME})?$", "Which table `check` is over, where its columns do not say.", "carriers")
+Good = _text(r"^[^\x00-\x1f]*$", "A moment at which nothing is wrong; without it, the beginning.", "before-deploy")
+Bad = _text(r"^[^\x00-\x1f]*$", "A moment at which something is; without it, now.", "now")
+Edge = Annotated[
+    Literal["", "first", "last"], Meta(description="Which change is meant, should the search meet several.")
+]
+SnapshotName = _text(rf"^({keys.NAME})?$", "What to call it; without it, the time.", "before-deploy")
+Message = Annotated[str, Meta(max_length=4_096, description="Why, for the log of operations.")]
 Format = Annotated[
     Literal["", "json", "arrow"],
     Meta(description="What the answer is; else the `Accept` header says, and JSON is what there is without."),
@@ -69,7 +80,8 @@ class Endpoint:
 
     method: Literal["GET", "POST"]
     path: str
-    verb: Verb
+    verb: Verb | None
+    """What a token needs; None for nothing."""
     function: Callable[..., Any]
     asked: type[msgspec.Struct]
     """Its parameters, by name."""
@@ -104,34 +116,53 @@ class Endpoint:
                 more = msgspec.json.decode(body, type=dict[str, Any])
                 if twice := more.keys() & found.keys():
                     raise Usage(f"{', '.join(sorted(twice))}: given in the address and in the body")
-                if unknown := more.keys() - {*known}:
-                    raise Usage(
-                        f"there is no parameter {', '.join(sorted(unknown))}", hint=f"there are: {', '.join(known)}"
-                    )
                 found |= more
-            return msgspec.structs.asdict(msgspec.convert(found, self.asked, strict=False))
-        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Usage(f"{self.path}: {error}", hint="/openapi.json says what may be asked") from None
+        return converted(found, self.asked, self.path, "/openapi.json says what may be asked")
 
 
 ENDPOINTS: list[Endpoint] = []
 
 
 def endpoint(
-    path: str, *, verb: Verb = "read", methods: tuple[Literal["GET", "POST"], ...] = ("GET",), streams: bool = False
+    path: str,
+    *,
+    verb: Verb | None = "read",
+    methods: tuple[Literal["GET", "POST"], ...] = ("GET",),
+    streams: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a function, whose first parameter is `Call`, as what answers a path."""
 
     def declared(function: Callable[..., Any]) -> Callable[..., Any]:
-        parameters = [*inspect.signature(function).parameters.values()][1:]
+        parameters, asked = parameters_of(function)
         in_path = tuple(each.name for each in parameters if f"{{{each.name}}}" in path)
-        fields = [_field(each) for each in parameters]
-        asked = msgspec.defstruct(f"{function.__name__}_asked", fields, kw_only=True, frozen=True)
         lists = frozenset(each.name for each in parameters if _is_list(each.annotation))
         ENDPOINTS.extend(Endpoint(each, path, verb, function, asked, in_path, lists, streams) for each in methods)
         return function
 
     return declared
+
+
+def parameters_of(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], type[msgspec.Struct]]:
+    """The parameters of a function after the first, and a struct of them with their types, limits and defaults."""
+    parameters = [*inspect.signature(function).parameters.values()][1:]
+    fields = [_field(each) for each in parameters]
+    return parameters, msgspec.defstruct(f"{function.__name__}_asked", fields, kw_only=True, frozen=True)
+
+
+def converted(found: Mapping[str, Any], asked: type[msgspec.Struct], what: str, hint: str) -> dict[str, Any]:
+    """What was found, by name, as parameters of these types. Raises `Usage` where one is not as declared."""
+    known = asked.__struct_fields__
+    if unknown := found.keys() - {*known}:
+        raise Usage(
+            f"{what}: there is no parameter {', '.join(sorted(map(str, unknown)))[:200]}",
+            hint=f"there are: {', '.join(known)}",
+        )
+    try:
+        return msgspec.structs.asdict(msgspec.convert(found, asked, strict=False))
+    except msgspec.ValidationError as error:
+        raise Usage(f"{what}: {error}", hint=hint) from None
 
 
 def _field(parameter: inspect.Parameter) -> Any:

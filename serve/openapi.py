@@ -61,7 +61,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     found: dict[str, Any] = {
         "operationId": f"{endpoint.name}{'_of_body' if in_body else ''}",
         "summary": words.partition("\n")[0],
-        "description": f"A token needs the verb `{endpoint.verb}`.",
+        "description": f"A token needs the verb `{endpoint.verb}`." if endpoint.verb else "Any token will do.",
         "parameters": parameters,
         "responses": {
             "200": {"description": "What was asked for.", "content": media},

@@ -3,9 +3,7 @@
 from collections.abc import AsyncIterator
 
 from ..errors import Usage
-from ..instants import now_ms
 from ..moments.query.columns import key_of
-from ..moments.query.sql import Bounds
 from ..results import history as shown
 from ..results import rows, values
 from ..results.shown import Result, encoded, fields
@@ -28,7 +26,6 @@ from .declare import (
     endpoint,
 )
 from .service import ARROW, Answer, Call, arrow_bytes
-from .sql import Question
 
 _NULL = r"\N"
 
@@ -117,20 +114,8 @@ async def query(
 ) -> Answer:
     """What a query over the tables of a moment returns: at most `limit` rows; `cut_off` says whether there are more."""
     reading = await asked.moment(app, ref, stage, min_offsets=min_offsets, wait_ms=wait_ms)
-    cut, grant, service = reading.moment.cut, asked.grant, asked.service
-    tables = None if grant.may_read("*") else grant.tables
-    statement = Question(
-        app=cut.app,
-        ref="" if reading.is_newest else ref,
-        stage=stage,
-        versions=cut.versions,
-        seen_ms=now_ms() if reading.is_newest else 0,
-        sql=sql,
-        max_rows=min(limit, service.options.sql_rows),
-        bounds=Bounds(service.options.sql_s, service.options.sql_memory_mb, tables=tables),
-        is_of_one_app=not grant.may_read_app("*"),
-    )
-    found = await service.statements.answer(statement)
+    service = asked.service
+    found = await service.statements.answer(asked.question(reading, ref, stage, sql, limit))
     fresh = await service.in_thread(reading.freshness)
     about = fresh | {"moments": found.others, "cut_off": found.is_cut_off}
     if asked.wants_arrow:
@@ -152,10 +137,19 @@ def snapshots(asked: Call, app: AppName) -> Result:
 
 
 @endpoint("/apps/{app}/diff")
-def diff(asked: Call, app: AppName, before: Moment, after: Moment = "now", table: TableOrNone = "") -> Result:
+def diff(
+    asked: Call,
+    app: AppName,
+    before: Moment,
+    after: Moment = "now",
+    table: TableOrNone = "",
+    before_stage: Stage = "",
+    after_stage: Stage = "",
+) -> Result:
     """The rows that differ between two moments, of one table or of all."""
     asked.grant.check_table(table or "*")
-    found = asked.app(app).diff(before, after, table=table)
+    of = asked.app(app)
+    found = of.at(before, stage=before_stage).diff(of.at(after, stage=after_stage), table=table)
     return shown.diff(found.refs, found.cuts, found.found)
 
 

@@ -12,7 +12,7 @@ from ..client import Client
 from ..errors import Usage
 from .protocol import Protocol
 from .service import ServeOptions, Service
-from .tokens import Doorkeeper
+from .tokens import Doorkeeper, Grant
 from .web import application
 
 _MOST_AT_ONCE = 2_000
@@ -52,15 +52,32 @@ class Listening:
 class ServeInstance:
     """One instance of a store, which serves until it is told to stop.
 
+    With `with_agents` also agents, at `/mcp`; `shows_values` is whether one without a token sees values.
+
     Raises `Usage` where options do not go together.
     """
 
-    def __init__(self, client: Client, listening: Listening, options: ServeOptions) -> None:
+    def __init__(
+        self,
+        client: Client,
+        listening: Listening,
+        options: ServeOptions,
+        *,
+        with_agents: bool = False,
+        shows_values: bool = False,
+    ) -> None:
         listening.check()
         self._client, self._listening = client, listening
         self._is_open = listening.is_local and not listening.needs_tokens
         service = Service(client, options, listening.advertise)
-        app = application(service, Doorkeeper(client, service.in_thread, is_open=self._is_open))
+        anybody = Grant("").also("values") if shows_values else Grant("")
+        door = Doorkeeper(client, service.in_thread, is_open=self._is_open, anybody=anybody)
+        agents = None
+        if with_agents:
+            from .agents.server import AgentServer  # its library is another extra
+
+            agents = AgentServer(service, door)
+        app = application(service, door, agents)
         config = uvicorn.Config(
             app,
             host=listening.host,

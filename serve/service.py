@@ -2,9 +2,11 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -12,12 +14,14 @@ from cachetools import LRUCache, TTLCache
 
 from ..client import Client
 from ..errors import NotFound
+from ..instants import now_ms
+from ..moments.query.sql import Bounds
 from ..results.shown import encoded
-from .errors import NotYet
+from .errors import NotYet, TooOften
 from .look_ups import SharedLookUps
 from .newest import FreshMoment, Newest
 from .peers import HOP, Peers
-from .sql import Statements
+from .sql import Question, Statements
 from .tokens import Grant
 
 if TYPE_CHECKING:
@@ -49,6 +53,14 @@ class ServeOptions:
     """That it may return."""
     sql_processes: int = 2
     """Statements that are carried out at a time."""
+    long_s: float = 300.0
+    """What a search may take, a replay, or a proof."""
+    long_at_once: int = 2
+    """So many of these are under way at a time."""
+    programs: Mapping[str, Path] = field(default_factory=dict)
+    """By app, the program that ran: without it, nothing of the app is replayed."""
+    answer_bytes: int = 64 << 10
+    """What an answer to an agent may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +86,8 @@ class Service:
         self._moments: TTLCache[tuple[str, str, str], FreshMoment] = TTLCache(1_024, _REMEMBERED_S)
         self.look_ups = SharedLookUps(self.in_thread)
         self.statements = Statements(client.settings, options.sql_processes, options.sql_memory_mb << 20)
+        self.replays = Statements(client.settings, 1, 0, stays=False)
+        self._long = 0
 
     def in_thread(self, function: Callable[[], T]) -> Coroutine[Any, Any, T]:
         """Call a function where it may wait for the store."""
@@ -115,9 +129,25 @@ class Service:
         moment.current()  # what was forgotten since is not in what this process knows of it
         return moment
 
+    def check_not_busy(self) -> None:
+        """Raise as `taking_long`."""
+        if self._long >= self.options.long_at_once:
+            raise TooOften(f"{self._long} searches, replays or proofs are under way", after_s=5)
+
+    @contextmanager
+    def taking_long(self) -> Iterator[None]:
+        """Inside is one of the things that take long. Raises `TooOften` where enough of them are under way."""
+        self.check_not_busy()
+        self._long += 1
+        try:
+            yield
+        finally:
+            self._long -= 1
+
     async def begin(self) -> None:
         """Have ready what takes long to start."""
         self.statements.warm()
+        await self.in_thread(_import)
         if self.peers is not None:
             await self.peers.begin()
 
@@ -128,7 +158,13 @@ class Service:
         if self.peers is not None:
             await self.peers.end()
         self.statements.close()
+        self.replays.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _import() -> None:
+    """What the first request would wait for: Arrow and all that reads."""
+    from ..client import app  # noqa: F401
 
 
 async def _awaited(found: "asyncio.Future[T]") -> T:
@@ -161,9 +197,10 @@ class Call:
         return cls(service, grant, wants_arrow, frozenset(known), sent, is_passed_on=bool(hop), seen_ms=seen_ms)
 
     def app(self, name: str) -> "StoredApp":
-        """An app that may be read. Raises `Denied`, and as `Client.app`."""
+        """An app that may be read; what is done to it, the token's name does. Raises `Denied`, and as `Client.app`."""
         self.grant.check_app(name)
-        return self.service.client.app(name)
+        client = self.service.client
+        return (client.on_behalf_of(self.grant.name) if self.grant.name else client).app(name)
 
     async def moment(
         self, app: str, ref: str, stage: str = "", *, table: str = "", min_offsets: Sequence[str] = (), wait_ms: int = 0
@@ -205,6 +242,28 @@ class Call:
         if not table or table in reading.moment.cut.tables:
             return reading
         return FreshMoment(await self.service.in_thread(lambda: reading.moment.having(table)), reading.is_newest)
+
+    def bounds(self, folder: str) -> Bounds:
+        """What its SQL may take and see, of an app's folder."""
+        options, grant = self.service.options, self.grant
+        tables = None if grant.may_read("*") else grant.tables
+        return Bounds(
+            options.sql_s, options.sql_memory_mb, tables=tables, app="" if grant.may_read_app("*") else folder
+        )
+
+    def question(self, reading: FreshMoment, ref: str, stage: str, sql: str, limit: int) -> Question:
+        """What is asked of a moment in SQL, for `Statements.answer`."""
+        cut, is_newest = reading.moment.cut, reading.is_newest
+        return Question(
+            app=cut.app,
+            ref="" if is_newest else ref,
+            stage=stage,
+            versions=cut.versions,
+            seen_ms=now_ms() if is_newest else 0,
+            sql=sql,
+            max_rows=min(limit, self.service.options.sql_rows),
+            bounds=self.bounds(cut.app),
+        )
 
     def document(self, data: object, *, headers: dict[str, str] | None = None, rows: int = 0) -> Answer:
         """A document of JSON."""

@@ -6,21 +6,24 @@ the operating system bounds the process's memory, and one that overruns its time
 
 import asyncio
 import resource
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 from pebble import ProcessExpired, ProcessPool
 
 from ..client import Client
 from ..errors import SlackwaterError, TooMuch
-from ..moments.cut.graph import Cut
 from ..moments.query.sql import Bounds
 from ..settings import Settings
-from .errors import Denied, TooOften
+from .errors import TooOften
 
+A = TypeVar("A")
+R = TypeVar("R")
 _GRACE_S = 2.0
 """After DuckDB was told to stop."""
 _SLACK_BYTES = 256 << 20
@@ -42,8 +45,6 @@ class Question:
     sql: str
     max_rows: int
     bounds: Bounds
-    is_of_one_app: bool
-    """Whether moments of other apps may not be named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,22 @@ class Found:
 
 
 class Statements:
-    """The processes. Of one event loop."""
+    """The processes, which begin when they are asked for. Of one event loop.
 
-    def __init__(self, settings: Settings, processes: int, memory_bytes: int) -> None:
+    Args:
+        settings: of the client that each has.
+        processes: how many.
+        memory_bytes: what each may take besides what it takes at first; 0 for any amount.
+        stays: whether a process answers more than once.
+    """
+
+    def __init__(self, settings: Settings, processes: int, memory_bytes: int, *, stays: bool = True) -> None:
         self._pool = ProcessPool(
-            processes, initializer=_begin, initargs=(settings, memory_bytes), context=get_context("spawn")
+            processes,
+            max_tasks=0 if stays else 1,
+            initializer=_begin,
+            initargs=(settings, memory_bytes),
+            context=get_context("spawn"),
         )
         self._under_way = 0
 
@@ -75,14 +87,22 @@ class Statements:
 
     async def answer(self, statement: Question) -> Found:
         """What a statement returns. Raises `TooOften`, `TooMuch`, and as `Moment.answer`."""
+        return await self.run(_answer, statement, statement.bounds.seconds)
+
+    async def run(self, function: Callable[[A], R], asked: A, seconds: float) -> R:
+        """Call a function of a module in a process, which is killed where it takes longer, or where this is cancelled.
+
+        It finds the client by `here`. Raises `TooOften`, `TooMuch`, and as the function.
+        """
         if self._under_way >= _WAITING:
             raise TooOften(f"{_WAITING} queries wait already")
         self._under_way += 1
-        future = self._pool.schedule(_answer, args=(statement,), timeout=statement.bounds.seconds + _GRACE_S)
+        future = self._pool.schedule(function, args=(asked,), timeout=seconds + _GRACE_S)
         try:
-            return await asyncio.wrap_future(future)
+            found: R = await asyncio.wrap_future(future)
+            return found
         except TimeoutError:
-            raise TooMuch(f"the query took more than {statement.bounds.seconds:g} s") from None
+            raise TooMuch(f"the query took more than {seconds:g} s") from None
         except (ProcessExpired, MemoryError, CancelledError):
             raise SlackwaterError("the query took more memory than it may", hint="ask for less at once") from None
         finally:
@@ -108,25 +128,26 @@ def _begin(settings: Settings, memory_bytes: int) -> None:
     from ..client import app  # noqa: F401
 
     _client = Client(settings)
+    if not memory_bytes:
+        return
     taken = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData"))
     most = int(taken.split()[1]) * 1024 + memory_bytes + _SLACK_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
-def _answer(statement: Question) -> Found:
+def here() -> Client:
+    """The client of one of the processes, in it."""
     assert _client is not None  # noqa: S101  `_begin` made it
-    app = _client.called(statement.app)
+    return _client
 
-    def check(other: Cut) -> None:
-        if statement.is_of_one_app and other.app != statement.app:
-            raise Denied(f"moments of app {other.app!r} may not be read with those of {statement.app!r}")
 
+def _answer(statement: Question) -> Found:
+    app = here().called(statement.app)
     if statement.ref:
         moment = app.at(statement.ref, stage=statement.stage)
     else:
         moment = app.of_versions(statement.versions, seen_ms=statement.seen_ms)
-    bounds = statement.bounds
-    rows, others = moment.answer(statement.sql, bounds=bounds, max_rows=statement.max_rows + 1, on_moment=check)
+    rows, others = moment.answer(statement.sql, bounds=statement.bounds, max_rows=statement.max_rows + 1)
     is_cut_off = rows.num_rows > statement.max_rows
     if is_cut_off:
         rows = rows.slice(0, statement.max_rows)

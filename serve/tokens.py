@@ -1,8 +1,9 @@
 """Who asks: by a bearer token, by a certificate, or somebody on this machine; and how often they may."""
 
+import re
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cachetools import LRUCache
@@ -10,12 +11,13 @@ from starlette.requests import Request
 
 from ..client import Client
 from ..instants import now_ms
-from .declare import Verb
+from ..keep.access.tokens import Verb
 from .errors import Denied, NotKnown, TooOften
 
 _KNOWN_S = 5.0
 """So long after a token was removed it may still be taken."""
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
+_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 ALL = "*"
 
 
@@ -27,16 +29,19 @@ class Grant:
     """Of the token; empty for somebody on this machine."""
     apps: frozenset[str] = frozenset({ALL})
     tables: frozenset[str] = frozenset({ALL})
-    verbs: frozenset[str] = frozenset({"read", "sql"})
+    verbs: frozenset[Verb] = frozenset({"read", "sql", "bisect"})
     per_s: int = 0
     """Requests a second; 0 for any number."""
 
-    def check(self, verb: Verb) -> None:
+    def also(self, verb: Verb) -> "Grant":
+        """The same with one more verb."""
+        return replace(self, verbs=self.verbs | {verb})
+
+    def check(self, verb: Verb | None) -> None:
         """Raise `Denied` unless it may do that."""
-        if verb not in self.verbs:
-            raise Denied(
-                f"token {self.name!r} may not {verb}", hint="slackwater token add NAME --verb … makes one that may"
-            )
+        if verb is not None and verb not in self.verbs:
+            who = f"token {self.name!r}" if self.name else "whoever has no token"
+            raise Denied(f"{who} may not {verb}", hint=f"slackwater token add NAME --verb {verb} … makes one that may")
 
     def check_app(self, app: str) -> None:
         """Raise `Denied` unless it may read the app."""
@@ -68,13 +73,19 @@ class Doorkeeper:
     Args:
         client: of the store, which has the tokens.
         in_thread: where the store is waited for.
-        is_open: whether whoever has no token may read everything: on a machine's own address alone.
+        is_open: whether whoever has no token is admitted: on a machine's own address alone.
+        anybody: what they may.
     """
 
     def __init__(
-        self, client: Client, in_thread: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]], *, is_open: bool
+        self,
+        client: Client,
+        in_thread: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]],
+        *,
+        is_open: bool,
+        anybody: Grant,
     ) -> None:
-        self._client, self._in_thread, self._is_open = client, in_thread, is_open
+        self._client, self._in_thread, self._is_open, self._anybody = client, in_thread, is_open, anybody
         self._by_digest: dict[str, tuple[Grant, int]] = {}
         self._by_name: dict[str, tuple[Grant, int]] = {}
         self._read_s = -_KNOWN_S
@@ -109,7 +120,10 @@ class Doorkeeper:
         host = request.headers.get("host", "")
         if (host if host.endswith("]") else host.rpartition(":")[0] or host) not in _LOCAL:
             raise Denied(f"without a token, this machine is asked as {_LOCAL[0]}; found {host[:100]!r}")
-        return Grant("")
+        # It may also send a request to this very address, and not care for the answer.
+        if (origin := request.headers.get("origin")) and _ORIGIN.fullmatch(origin) is None:
+            raise Denied(f"without a token, no page of another host may ask; found the origin {origin[:100]!r}")
+        return self._anybody
 
     def _read(self) -> None:
         by_digest, by_name = {}, {}

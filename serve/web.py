@@ -5,8 +5,8 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -16,10 +16,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..errors import SlackwaterError, TooMuch, Usage
 from ..results.shown import Result, encoded
 from . import reads  # noqa: F401  declares its routes
+from .acting import actions  # noqa: F401  declares its own
 from .audit import line
 from .declare import ENDPOINTS, Endpoint
 from .errors import TooOften, problem, status_of
 from .openapi import document
+from .page import files
+from .page import reads as page_reads  # noqa: F401
 from .service import JSON, Answer, Call, Service
 from .tokens import Doorkeeper
 
@@ -27,14 +30,28 @@ _log = logging.getLogger(__name__)
 _MOST_BODY_BYTES = 1 << 20
 
 
-def application(service: Service, door: Doorkeeper) -> ASGIApp:
+class Beside(Protocol):
+    """What is served beside the routes."""
+
+    @property
+    def route(self) -> Route:
+        """Where."""
+        ...
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Inside, it answers."""
+        ...
+
+
+def application(service: Service, door: Doorkeeper, beside: Beside | None = None) -> ASGIApp:
     """What uvicorn serves."""
 
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[None]:
         await service.begin()
         try:
-            yield
+            async with beside.running() if beside is not None else nullcontext():
+                yield
         finally:
             await service.end()
 
@@ -48,15 +65,19 @@ def application(service: Service, door: Doorkeeper) -> ASGIApp:
         return Response(encoded({"alive": True, "others": others}), media_type=JSON)
 
     routes = [Route(each.path, _Route(each, service, door), methods=[each.method]) for each in ENDPOINTS]
-    others = [Route("/openapi.json", openapi), Route("/healthz", alive)]
+    others = [
+        Route("/openapi.json", openapi),
+        Route("/healthz", alive),
+        *([beside.route] if beside is not None else []),
+    ]
     # Starlette's own application would put two layers around each request that have nothing to do here.
-    return Router([*routes, *others], lifespan=lifespan, default=_no_route, redirect_slashes=False)
+    return Router([*routes, *others, *files.routes()], lifespan=lifespan, default=_no_route, redirect_slashes=False)
 
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "http":
         error = Usage("there is no such address", hint="/openapi.json says what there is")
-        await _problem(error, 404)(scope, receive, send)
+        await refused(error, 404)(scope, receive, send)
 
 
 class _Route:
@@ -77,12 +98,12 @@ class _Route:
             found = self._endpoint.understand(request.path_params, request.query_params.multi_items(), body)
             response, rows = await self._given(request, Call.of(self._service, grant, request.headers, found), found)
         except SlackwaterError as error:
-            response = _problem(error, root=self._service.client.root)
+            response = refused(error, root=self._service.client.root)
         except ClientDisconnect:
             return
         except Exception as error:
             _log.exception("%s %s", request.method, self._endpoint.path)
-            response = _problem(error)
+            response = refused(error)
         line(request, self._endpoint, who, found, response.status_code, rows, time.perf_counter() - began_s)
         await response(scope, receive, send)
 
@@ -108,7 +129,8 @@ class _Route:
         return Response(given.body, given.status, headers, given.media_type), given.rows
 
 
-def _problem(error: Exception, status: int = 0, root: str = "") -> Response:
+def refused(error: Exception, status: int = 0, root: str = "") -> Response:
+    """What is answered instead."""
     status = status or (status_of(error) if isinstance(error, SlackwaterError) else 500)
     body = encoded(problem(error, root))
     response = Response(body, status, media_type=JSON)

@@ -22,7 +22,7 @@ VERBS = {
     **dict.fromkeys(("promote", "rewind", "reset", "edit", "forget"), "keep"),
     "migrate": "programs",
     **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc", "archive"), "keep"),
-    **dict.fromkeys(("serve", "token"), "serve"),
+    **dict.fromkeys(("serve", "mcp", "token"), "serve"),
     "app": "keep",
 }
 """In the order of `--help`. Each is what has its name in this module, which is imported when it is asked for."""

@@ -3,11 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-from ...errors import Refused, Usage
-from ..options import DRY_RUN, Many, argument, flag, option, span
+from ...errors import NotFound, Refused
+from ..options import DRY_RUN, Many, argument, flag, option, pairs, span
 from ..session import Session, group, verb
 
 _NEEDED = ("httptools", "pebble", "starlette", "uvicorn", "uvloop")
+_CODE = option("APP=FILE", "The program that ran, for replays down to the record; may be repeated.", name="--code")
+_VALUES = flag("--values", "Show agents values as they are; one with a token needs its verb `values` for that.")
+_AUDIT = option("FILE", "Append a line of JSON for each request; '-' is standard error.")
+_SQL_TIME = span("What a query may take. Default: 10s.", 10_000, least_ms=100)
+_SQL_MEMORY = option("MIB", "Memory that a query may take, in MiB.", 512, min=64)
 _PEM: Any = {"exists": True, "dir_okay": False}
 
 
@@ -15,6 +20,7 @@ _PEM: Any = {"exists": True, "dir_okay": False}
     "slackwater serve",
     "slackwater serve --host 0.0.0.0 --certificate tls.pem --key tls.key --audit audit.jsonl",
     "slackwater serve --advertise http://10.0.0.7:8350 --host 0.0.0.0     # one of several",
+    "slackwater serve --mcp --code flights=flights.py      # for agents, too",
     "curl 'http://127.0.0.1:8350/apps/flights/at/now/tables/carriers?key=UA'",
     kafka=True,
 )
@@ -27,10 +33,13 @@ def serve(
     client_ca: Path | None = option("FILE", "Whose certificates are taken in the place of tokens, PEM.", **_PEM),
     tokens: bool = flag("--tokens", "Want a token from this machine, too."),
     advertise: str = option("URL", "Where other instances of this store reach this one.", ""),
-    audit: Path | None = option("FILE", "Append a line of JSON for each request; '-' is standard error."),
+    mcp: bool = flag("--mcp", "Serve agents, too, over the Model Context Protocol, at /mcp."),
+    values: bool = _VALUES,
+    code: Many = _CODE,
+    audit: Path | None = _AUDIT,
     every: int = span("Look so often for newer versions. Default: 250ms.", 250, least_ms=10),
-    sql_time: int = span("What a query may take. Default: 10s.", 10_000, least_ms=100),
-    sql_memory: int = option("MIB", "Memory that a query may take, in MiB.", 512, min=64),
+    sql_time: int = _SQL_TIME,
+    sql_memory: int = _SQL_MEMORY,
     sql_rows: int = option("N", "Rows that a query may return.", 10_000, min=1),
     sql_processes: int = option("N", "Queries that are carried out at a time.", 2, min=1),
 ) -> None:
@@ -38,23 +47,69 @@ def serve(
 
     Rows by key, SQL, the log, differences, histories, snapshots, and commits as they come, of any app at any moment;
     each answer says how fresh it is. /openapi.json describes it. An instance keeps nothing that the store has not: any
-    number of them serve the same store, and find each other there (--advertise). It only reads.
+    number of them serve the same store, and find each other there (--advertise). It only reads, unless a token says
+    otherwise. With --code, searches go on to the input record, by a replay on a Spark of this machine.
     """
-    from importlib.util import find_spec
-
-    if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise Refused(f"a server needs {', '.join(missing)}", hint="pip install 'slackwater[serve]'")
+    _check_installed(mcp=mcp)
     from ...serve.audit import write_to
     from ...serve.server import Listening, ServeInstance
     from ...serve.service import ServeOptions
 
     listening = Listening(host, port, certificate, key, client_ca, needs_tokens=tokens, advertise=advertise)
-    how: Any = {"sql_rows": sql_rows, "sql_processes": sql_processes}
+    how: Any = {"sql_rows": sql_rows, "sql_processes": sql_processes, "programs": _programs(code)}
     options = ServeOptions(every / 1_000, sql_s=sql_time / 1_000, sql_memory_mb=sql_memory, **how)
-    instance = ServeInstance(session.client, listening, options)
+    instance = ServeInstance(session.client, listening, options, with_agents=mcp, shows_values=values)
     with write_to(audit):
         session.note(f"serving {instance}; Ctrl-C ends it")
         instance.run()
+
+
+@verb(
+    "slackwater mcp",
+    "slackwater mcp --code flights=flights.py --values",
+    kafka=True,
+)
+def mcp(
+    session: Session,
+    values: bool = _VALUES,
+    code: Many = _CODE,
+    audit: Path | None = _AUDIT,
+    sql_time: int = _SQL_TIME,
+    sql_memory: int = _SQL_MEMORY,
+) -> None:
+    """Serve the apps of the store to one agent, which starts this: over standard input and output.
+
+    The Model Context Protocol, with the tools of `serve --mcp`. All of them only read; values are hidden without
+    --values.
+    """
+    _check_installed(mcp=True)
+    import asyncio
+
+    from ...serve.agents.server import over_streams
+    from ...serve.audit import write_to
+    from ...serve.service import ServeOptions
+
+    how: Any = {"sql_memory_mb": sql_memory, "programs": _programs(code)}
+    with write_to(audit):
+        asyncio.run(over_streams(session.client, ServeOptions(sql_s=sql_time / 1_000, **how), shows_values=values))
+
+
+def _check_installed(*, mcp: bool) -> None:
+    from importlib.util import find_spec
+
+    if missing := [name for name in _NEEDED if find_spec(name) is None]:
+        raise Refused(f"a server needs {', '.join(missing)}", hint="pip install 'slackwater[serve]'")
+    if mcp and find_spec("mcp") is None:
+        raise Refused("serving agents needs mcp", hint="pip install 'slackwater[serve,agents]'")
+
+
+def _programs(code: Many) -> dict[str, Path]:
+    """By app, the file of the program. Raises `Usage`, and `NotFound` for a file."""
+    found = {app: Path(file) for app, file in pairs("--code", code, "APP=FILE", "flights=flights.py").items()}
+    for file in found.values():
+        if not file.is_file():
+            raise NotFound("program", str(file), found="there is no such file")
+    return found
 
 
 token = group(
@@ -76,7 +131,9 @@ def add(
     name: str = argument("NAME", "What it is called."),
     app: list[str] = option("APP", "May read this app, '*' any; may be repeated.", ...),
     table: Many = option("TABLE", "May read this table; may be repeated. Default: all."),
-    verb_: Many = option("VERB", "May do this: read, or sql; may be repeated. Default: read.", name="--verb"),
+    verb_: Many = option(
+        "VERB", "May do this: read, sql, bisect, snapshot, values; may be repeated. Default: read.", name="--verb"
+    ),
     per_second: int = option("N", "Requests a second that each instance answers; 0 for any number.", 0, min=0),
     days: int = option("N", "It ends after so many days; 0 for never.", 0, min=0, max=36_500),
     certificate: bool = flag("--certificate", "For whoever comes with a certificate of this common name, instead."),
@@ -84,16 +141,8 @@ def add(
 ) -> None:
     """Make a token. It is shown once; the store keeps its hash."""
     how: Any = {"per_s": per_second, "days": days, "certificate": certificate, "dry_run": dry_run}
-    session.show(session.client.add_token(name, app, tables=table or ("*",), verbs=_verbs(verb_ or ["read"]), **how))
-
-
-def _verbs(given: list[str]) -> Any:
-    from ...validation import nearest
-
-    for each in given:
-        if each not in ("read", "sql"):
-            raise Usage(f"{each!r} is no verb of a token{nearest(each, ('read', 'sql'))}", hint="read or sql")
-    return tuple(dict.fromkeys(given))
+    verbs: Any = verb_ or ["read"]
+    session.show(session.client.add_token(name, app, tables=table or ("*",), verbs=verbs, **how))
 
 
 @verb("slackwater token list", of=token, name="list")

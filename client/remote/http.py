@@ -1,7 +1,7 @@
 """One question and its answer; an error there is the same error here."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -63,19 +63,40 @@ class Http:
             if value not in ("", None)
             for one in (value if isinstance(value, list | tuple) else [value])
         ]
+        if "sql" in asked:  # may be longer than an address
+            answer = self._request("POST", path, accept, json=dict(asked))
+        else:
+            answer = self._request("GET", path, accept, fields=fields)
+        data: bytes = answer.data
+        return data
+
+    def post(self, path: Sequence[str], **asked: Any) -> Any:
+        """The document that answers what is to be done. Raises the server's errors, and `Unavailable`."""
+        return msgspec.json.decode(self._request("POST", path, "application/json", json=asked, retries=False).data)
+
+    def events(self, path: Sequence[str], **asked: Any) -> Iterator[tuple[str, Any]]:
+        """Server-sent events of what is asked, each with its name; one called `error` is raised. Raises as `post`."""
+        answer = self._request("POST", path, "*/*", json=asked, retries=False, preload_content=False)
+        with answer:
+            name = ""
+            for line in answer:
+                field, _, value = line.decode().rstrip("\n").partition(": ")
+                if field == "event":
+                    name = value
+                elif field == "data" and name == "error":
+                    raise self._error(0, value.encode())
+                elif field == "data":
+                    yield name, msgspec.json.decode(value)
+
+    def _request(self, method: str, path: Sequence[str], accept: str, **how: Any) -> urllib3.BaseHTTPResponse:
         url = "/".join((self.url, *(quote(each, safe="") for each in path)))
-        headers = {**self._pool.headers, "accept": accept}
         try:
-            if "sql" in asked:  # may be longer than an address
-                answer = self._pool.request("POST", url, json=dict(asked), headers=headers)
-            else:
-                answer = self._pool.request("GET", url, fields=fields, headers=headers)
+            answer = self._pool.request(method, url, headers={**self._pool.headers, "accept": accept}, **how)
         except urllib3.exceptions.HTTPError as error:
             raise Unavailable(f"{self.url} does not answer: {error}") from None
         if answer.status != 200:
             raise self._error(answer.status, answer.data)
-        data: bytes = answer.data
-        return data
+        return answer
 
     def _error(self, status: int, data: bytes) -> SlackwaterError:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
 
@@ -50,6 +50,12 @@ class Server(Shown):
     def root(self) -> str:
         """Its address."""
         return self.http.url
+
+    @property
+    def me(self) -> dict[str, Any]:
+        """What the token may: its `name`, `verbs`, `apps` and `tables`."""
+        found: dict[str, Any] = self.http.json(("me",))
+        return found
 
     @property
     def apps(self) -> tuple[str, ...]:
@@ -116,6 +122,35 @@ class ServedApp(Shown):
         """The newest `limit` commits, as `AppHistory.log`; 10,000 at most."""
         asked = {"limit": limit or _MOST, "stage": stage}
         return Log(self._http.json(("apps", self.name, "log"), tuple[LogEntry, ...], **asked))
+
+    def bisect(
+        self,
+        *,
+        where: str = "",
+        check: str = "",
+        table: str = "",
+        good: str = "",
+        bad: str = "",
+        edge: str = "",
+        on_step: Callable[[dict[str, Any]], None] = lambda _probe: None,
+    ) -> dict[str, Any]:
+        """What `slackwater bisect --json` gives, searched by the server; `on_step` is told of each moment looked at.
+
+        The arguments are those of `AppHistory.bisect`, with the same errors.
+        """
+        asked = {"where": where, "check": check, "table": table, "good": good, "bad": bad, "edge": edge}
+        found: dict[str, Any] = {}
+        for name, data in self._http.events(("apps", self.name, "bisect"), **asked):
+            if name == "probe":
+                on_step(data)
+            else:
+                found = data
+        return found
+
+    def ask_snapshot(self, name: str = "", message: str = "") -> dict[str, Any]:
+        """Ask the app for a snapshot, by default called as the time is; `snapshots` shows it when it is complete."""
+        asked: dict[str, Any] = self._http.post(("apps", self.name, "snapshots"), name=name, message=message)
+        return asked
 
     def lineage(self, stage: str, version: int = 0, *, after: int = 0) -> Lineage:
         """The input behind versions of a stage, as `AppHistory.lineage`."""

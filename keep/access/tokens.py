@@ -3,22 +3,26 @@
 import hashlib
 import secrets
 from collections.abc import Collection, Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, Struct
 
 from ...durations import DAY_MS
-from ...errors import NotFound, Refused
+from ...errors import NotFound, Refused, Usage
 from ...moments.take.audit_log import record, why
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, checks, keys, limits
 from ...store.versions.notes import Notes
+from ...validation import nearest
 
 ALL = "*"
 """What stands for any app, or any table."""
 PREFIX = "slackwater_"
 """How each token begins, so that those who search for secrets that leaked know one."""
-Verb = Literal["read", "sql"]
+Verb = Literal["read", "sql", "bisect", "snapshot", "values"]
+"""What a token may name: rows by key and histories; queries; searches for the commit that made something wrong; asking
+for a snapshot; and for agents, values as they are."""
+VERBS: tuple[Verb, ...] = get_args(Verb)
 _Names = Annotated[tuple[limits.Line, ...], Meta(max_length=1_000, description="at most 1,000 names")]
 
 
@@ -70,9 +74,13 @@ def add(
 ) -> tuple[Token, str]:
     """Make a token; what is to be sent as it is told here and nowhere else, empty for a certificate.
 
-    Raises `Usage` (the name is malformed), `NotFound` (there is no such app) and `Refused` (there is one of that name).
+    Raises `Usage` (the name is malformed, or there is no such verb), `NotFound` (there is no such app) and `Refused`
+    (there is one of that name).
     """
     keys.check_name("token", name)
+    for verb in verbs:
+        if verb not in VERBS:
+            raise Usage(f"{verb!r} is no verb of a token{nearest(verb, VERBS)}", hint=f"there are: {', '.join(VERBS)}")
     for app in apps_:
         if app != ALL:
             apps.read_app(store, apps.folder_of(store, app))
@@ -85,7 +93,7 @@ def add(
         digest(sent) if sent else "",
         tuple(apps_),
         tuple(tables),
-        tuple(verbs),
+        tuple(dict.fromkeys(verbs)),
         per_s,
         until_ms,
         now_ms,

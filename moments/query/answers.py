@@ -236,9 +236,14 @@ def answer(
         bounds.check(statement)
     is_steady = now_ms is None
 
+    def heard(ref: str, other: Cut) -> None:
+        if bounds is not None:
+            bounds.check_app(other.app)
+        on_moment(ref, other)
+
     def rows() -> pa.Table:
         at = as_known(store, cut)
-        return _rows(store, cache, at, statement, later, only, reader, max_rows, now_ms, is_steady, on_moment, bounds)
+        return _rows(store, cache, at, statement, later, only, reader, max_rows, now_ms, is_steady, heard, bounds)
 
     return again_if_forgotten(store, cut.app, rows)
 

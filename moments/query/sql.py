@@ -56,10 +56,17 @@ class Bounds:
     """Of the rows that it returns."""
     tables: frozenset[str] | None = None
     """The tables that it may see; None for any, and for the records on the way and of the archive."""
+    app: str = ""
+    """The app of which alone it may name moments; empty for any."""
 
     def allows(self, table: str) -> bool:
         """Whether a table may be seen."""
         return self.tables is None or table in self.tables
+
+    def check_app(self, app: str) -> None:
+        """Raise `NotFound` unless moments of that app may be named."""
+        if self.app and app != self.app:
+            raise NotFound("app", app, {self.app})
 
     def check(self, statement: Statement) -> None:
         """Raise `Usage` where a statement asks for something of the machine, and `NotFound` for a hidden table."""
@@ -81,8 +88,13 @@ class Bounds:
 
 
 _OF_THE_MACHINE = frozenset(
-    # Those that take SQL or names as data would get round this very check.
-    {"query", "query_table", "current_setting", "getenv", "explain", "which_secret", "checkpoint", "information_schema"}
+    # Those that take SQL or names as data would get round this very check; others take addresses of memory.
+    {"query", "query_table", "json_execute_serialized_sql", "current_setting", "getenv", "explain", "which_secret"}
+    | {"checkpoint", "force_checkpoint", "information_schema", "truncate_duckdb_logs", "seq_scan", "pandas_scan"}
+    | {"arrow_scan", "arrow_scan_dumb", "python_arrow_scan", "python_map_function", "enable_logging"}
+    | {"disable_logging", "enable_profiling", "disable_profiling", "create_external_resource"}
+    | {"register_external_resource", "register_external_resource_type", "deregister_external_resource"}
+    | {"destroy_external_resource"}
 )
 _ABOUT_DUCKDB = ("duckdb_", "pragma_", "pg_", "sqlite_", "read_", "sniff_", "parquet_", "write_log", "from_substrait")
 """What tells of settings and of the files behind views, and what reads files: these are refused once more."""

@@ -8,7 +8,7 @@ Each manifest has the sums so far, so what a stage took in some time is the diff
 do not depend on how many versions lie in between, but for a search over their numbers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -25,7 +25,7 @@ from ...store.sst.sorted_runs import deltas, l0_files
 from ...store.versions import apps, history, keys, published
 from ...store.versions.manifest import Followed, Manifest, Origin, Table
 from ...store.versions.side_tables import all_ssts, rejected_of
-from ..cut.graph import order
+from ..cut.graph import Cut, order
 from ..cut.replicas import ReplicaLag, lags_of, newest_cut
 from ..cut.stored import open_requests
 from . import lag
@@ -150,37 +150,10 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
         with _noted(damaged, f"{app}/{stage}: how far its sinks are is not known"):
             sinks[stage] = sink_lags(head, published.places(store, head))
 
-    def stage_overview(head: Manifest) -> StageOverview:
-        rejects, times = rejected_of(head), head.event_time
-        return StageOverview(
-            stage=head.stage,
-            version=head.version,
-            epoch=head.epoch,
-            kind=head.kind,
-            by=head.by,
-            runner=None if alive is None else lag.runner_of(head, alive),
-            time_ms=head.time_ms,
-            rows=sum(source.rows for source in head.inputs.values()),
-            keys=sum(sst.rows - sst.tombstones for sst in head.ssts) if head.table else None,
-            keys_exact=not deltas(head.ssts) and not any(sst.expiring for sst in head.ssts),
-            ssts=len(head.ssts),
-            bytes=sum(sst.bytes for sst in head.ssts),
-            inputs=tuple(input_lag(name, head, heads, ends_of) for name in head.inputs),
-            retired=head.retired,
-            called=head.called,
-            figures=_figures(store, head, head.table) if in_detail and head.table is not None else None,
-            sinks=sinks[head.stage],
-            rejected=rejects.total,
-            rejected_waiting=rejects.waiting,
-            since=head.table.added if head.table is not None else {},
-            watermark_ms=head.watermark_ms,
-            ahead=times.ahead_total if times is not None else 0,
-            attached=head.attached,
-            batches_behind=lag.batches_behind(head, alive or ()),
-            late=times.late_total if times is not None else 0,
-        )
-
-    stages = tuple(stage_overview(heads[stage]) for stage in order(heads))
+    stages = tuple(
+        _stage_overview(heads[stage], heads, ends_of, alive, sinks[stage], store if in_detail else None)
+        for stage in order(heads)
+    )
     requested = tuple(request.name for request in open_requests(store, app))
     called = {head.promotion.name for head in heads.values() if head.promotion is not None}
     had = {name: apps.promoted(store, name) for name in sorted(called)}
@@ -202,6 +175,57 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
         archives = archives_of(store, app, heads.values())
     found = (app, info.created_ms, info.origin, stages, requested, names, archives, tuple(damaged))
     return AppOverview(*found, replica, complete_ms, lags)
+
+
+def stages_at(cut: Cut) -> tuple[StageOverview, ...]:
+    """How far the stages were at a moment, as its manifests say: of users' topics nobody knows the ends of then."""
+    stages = cut.stages
+    # Where publishers were is not kept: of sinks only their names are told.
+    sinks = {
+        stage: tuple(SinkLag(n, one.topic, None, 0, 0) for n, one in m.sinks.items()) for stage, m in stages.items()
+    }
+    return tuple(
+        _stage_overview(stages[stage], stages, lambda _topic: None, None, sinks[stage]) for stage in order(stages)
+    )
+
+
+def _stage_overview(
+    head: Manifest,
+    heads: Mapping[str, Manifest],
+    ends_of: EndsOf,
+    alive: Sequence[lag.Beat] | None,
+    sinks: tuple[SinkLag, ...],
+    store: ObjectStore | None = None,
+) -> StageOverview:
+    """One stage at a version, beside those of the others; with a store in detail."""
+    rejects, times = rejected_of(head), head.event_time
+    return StageOverview(
+        stage=head.stage,
+        version=head.version,
+        epoch=head.epoch,
+        kind=head.kind,
+        by=head.by,
+        runner=None if alive is None else lag.runner_of(head, alive),
+        time_ms=head.time_ms,
+        rows=sum(source.rows for source in head.inputs.values()),
+        keys=sum(sst.rows - sst.tombstones for sst in head.ssts) if head.table else None,
+        keys_exact=not deltas(head.ssts) and not any(sst.expiring for sst in head.ssts),
+        ssts=len(head.ssts),
+        bytes=sum(sst.bytes for sst in head.ssts),
+        inputs=tuple(input_lag(name, head, heads, ends_of) for name in head.inputs),
+        retired=head.retired,
+        called=head.called,
+        figures=_figures(store, head, head.table) if store is not None and head.table is not None else None,
+        sinks=sinks,
+        rejected=rejects.total,
+        rejected_waiting=rejects.waiting,
+        since=head.table.added if head.table is not None else {},
+        watermark_ms=head.watermark_ms,
+        ahead=times.ahead_total if times is not None else 0,
+        attached=head.attached,
+        batches_behind=lag.batches_behind(head, alive or ()),
+        late=times.late_total if times is not None else 0,
+    )
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from ..read.decode import Block
 from ..read.remote_sst import RangedSst
 from ..sst.expiry import expired
 from ..sst.hashing import sort_keys
-from ..sst.sorted_runs import bounds, of_hash, part_within, sorted_runs, touched, touching
+from ..sst.sorted_runs import bounds, of_hash, overlapping, part_within, sorted_runs, touched
 from ..sst.ttl import without_expired_suffix
 from ..sst.types import EXPIRES, HASH, OP, TOMBSTONE, completed, sst_schema
 from ..sst.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SstWriter
@@ -127,15 +127,17 @@ def merged_rows(
     partition: int,
     clock_ms: int,
     columns: Iterable[str] | None = None,
+    window: tuple[int, int] | None = None,
 ) -> Iterator[pa.Table]:
     """The rows of a state partition that count, in the order and with the columns of an SST; some at a time.
 
     Those of `ssts` which are the newest of their keys, are no tombstones, and are not expired by `clock_ms`. Nothing is
-    written. With `columns`, of the table's only these and the key are read. Raises `Corruption` where an SST is missing
-    or damaged, `Unavailable` where the store did not answer.
+    written. With `columns`, of the table's only these and the key are read; `window` are the lowest and the highest
+    hash of the partition that are asked for, None for all. Raises `Corruption` where an SST is missing or damaged,
+    `Unavailable` where the store did not answer.
     """
-    window = bounds(partition, table.partitions)
-    inputs = [sst for run in sorted_runs(touching(ssts, partition, table.partitions)) for sst in run]
+    window = window or bounds(partition, table.partitions)
+    inputs = [sst for run in sorted_runs(overlapping(ssts, *window)) for sst in run]
     names = None if columns is None else {HASH, OP, EXPIRES, *columns, *(column.name for column in table.key)}
     slices = _read(store, cache, inputs, table, window, table.partitions, _SLICE_ROWS, names) if inputs else ()
     for _, parts in slices:

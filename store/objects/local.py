@@ -100,7 +100,7 @@ class LocalStore(OtherRoots):
         with self._translated("list", prefix):
             for key, entry in self._entries(prefix):
                 # As on S3, a folder is what its objects' keys have in common: an empty one does not exist.
-                if key.endswith("/") and any(self._walk(key)):
+                if key.endswith("/") and self._has_objects(self._root / key):
                     yield entry.name
 
     def delete(self, key: str) -> None:
@@ -132,6 +132,20 @@ class LocalStore(OtherRoots):
         if check_key(key).split("/", 1)[0] == _SCRATCH:
             raise Refused(f"object key {key!r} is not usable: {_SCRATCH} is the store's own folder")
         return self._root / key
+
+    def _has_objects(self, folder: Path) -> bool:
+        """Whether anything lies below a folder; the first file answers it, however many there are."""
+        folders = []
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if not entry.is_dir():
+                        return True
+                    folders.append(entry.name)
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
+        return any(self._has_objects(folder / name) for name in folders)
 
     def _walk(self, prefix: str, start_after: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
         """Keys and files below a prefix, in the order of keys."""

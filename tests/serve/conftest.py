@@ -60,12 +60,19 @@ def client_of(app: FlightsApp) -> Client:
 
 
 @contextmanager
-def serving(store: str, cache: Path, listening: Listening = HERE, options: ServeOptions = FAST) -> Iterator[str]:
+def serving(
+    store: str,
+    cache: Path,
+    listening: Listening = HERE,
+    options: ServeOptions = FAST,
+    kafka: str | None = None,
+    **how: Any,
+) -> Iterator[str]:
     """An instance: its address."""
     port = free_port()
     listening = replace(listening, port=port, advertise=listening.advertise and f"http://127.0.0.1:{port}")
-    with Client(Settings(store=store, cache=str(cache), cache_max_bytes=1 << 30)) as client:
-        instance = ServeInstance(client, listening, options)
+    with Client(Settings(store=store, brokers=kafka, cache=str(cache), cache_max_bytes=1 << 30)) as client:
+        instance = ServeInstance(client, listening, options, **how)
         thread = threading.Thread(target=instance.run)
         thread.start()
         try:
@@ -119,7 +126,15 @@ def own(app: FlightsApp, tmp_path: Path) -> Iterator[Callable[..., Ask]]:
     """Instances of that app."""
     with ExitStack() as stack:
 
-        def begun(listening: Listening = HERE, options: ServeOptions = FAST, cache: str = "cache", **how: Any) -> Ask:
-            return Ask(stack.enter_context(serving(app.store.url, tmp_path / cache, listening, options)), **how)
+        def begun(
+            listening: Listening = HERE,
+            options: ServeOptions = FAST,
+            cache: str = "cache",
+            *,
+            with_agents: bool = False,
+            **how: Any,
+        ) -> Ask:
+            at = serving(app.store.url, tmp_path / cache, listening, options, with_agents=with_agents)
+            return Ask(stack.enter_context(at), **how)
 
         yield begun

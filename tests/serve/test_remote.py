@@ -1,6 +1,7 @@
 """`sw.open` of a server gives what it gives of the store."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import slackwater as sw
@@ -75,6 +76,25 @@ def test_errors_are_the_same(server: Server) -> None:
         server.app("flights").at(min_offsets=["flights:0:999999"], wait_ms=1)
     assert raised.value.__dict__["offsets"]["flights"]
     assert MomentGone.__mro__[1] is NotFound
+
+
+def test_a_server_searches_and_asks_for_snapshots(own: Callable[..., Ask], app: FlightsApp) -> None:
+    ask, where, steps = own(Listening(needs_tokens=True)), "SELECT carrier FROM carriers WHERE flights >= 9", []
+    with client_of(app) as client:
+        data: Any = client.add_token("page", ["flights"], verbs=("read", "bisect", "snapshot")).data
+        expected = client.app("flights").bisect(where=where).verdict.bad_ref
+    with sw.open(ask.url, token=data["token"]) as opened:
+        server: Any = opened
+        assert server.me["verbs"] == ["bisect", "read", "snapshot"]
+        found = server.app("flights").bisect(where=where, on_step=steps.append)
+        assert found["first_bad"]["ref"] == expected
+        assert {each["outcome"] for each in steps} == {"good", "bad"}
+        with pytest.raises(Refused, match="no rows"):
+            server.app("flights").bisect(where="SELECT carrier FROM carriers WHERE flights < 0")
+        with pytest.raises(Usage):
+            server.app("flights").bisect()
+        asked = server.app("flights").ask_snapshot("looked-at", "ticket 7")
+        assert (asked["name"], asked["by"]) == ("looked-at", "page")
 
 
 def test_a_token_is_sent(own: Callable[..., Ask], app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:

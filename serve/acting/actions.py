@@ -1,0 +1,82 @@
+"""What a request may have done, a few lines a route: a search, a snapshot; and what whoever asks may."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+from ...client.app import StoredApp
+from ...errors import SlackwaterError
+from ...moments.take.audit_log import because
+from ...results.shown import Result, encoded
+from ...search.verdict import Evaluation
+from ..declare import AppName, Bad, Condition, Edge, Good, Limit, Message, OfTable, Predicate, SnapshotName, endpoint
+from ..errors import problem
+from ..service import Call
+from .finding import find, limited, probe
+from .searching import SearchAsked
+
+_log = logging.getLogger(__name__)
+_TAKEN_S = 30.0
+"""How long a snapshot is waited for that was asked for before."""
+
+
+@endpoint("/me", verb=None)
+def me(asked: Call) -> object:
+    """What whoever asks may do: verbs, apps and tables, `*` for all; the name is empty on this machine."""
+    grant = asked.grant
+    return {"name": grant.name} | {name: sorted(getattr(grant, name)) for name in ("verbs", "apps", "tables")}
+
+
+@endpoint("/apps/{app}/bisect", verb="bisect", methods=("POST",), streams=True)
+async def bisect(
+    asked: Call,
+    app: AppName,
+    where: Predicate = "",
+    check: Condition = "",
+    table: OfTable = "",
+    good: Good = "",
+    bad: Bad = "",
+    edge: Edge = "",
+    limit: Limit = 1_000,
+) -> AsyncIterator[bytes]:
+    """Server-sent events: `probe` for each moment that is looked at, then `found`, the first bad commit, or `error`.
+
+    What is found is the document of `slackwater bisect --json`, with at most `limit` rows and keys. Whoever goes away
+    ends the search.
+    """
+    asked.grant.check_all_tables("a search through the commits of an app")
+    wrong = SearchAsked(where, check, table, good, bad, edge)
+    of = await asked.service.in_thread(lambda: asked.app(app))
+    asked.service.check_not_busy()
+    return _events(asked, of, wrong, limit)
+
+
+async def _events(asked: Call, of: StoredApp, wrong: SearchAsked, limit: int) -> AsyncIterator[bytes]:
+    service, steps = asked.service, asyncio.Queue[Evaluation | None]()
+    searching = asyncio.create_task(find(asked, of, wrong, steps.put_nowait))
+    searching.add_done_callback(lambda _done: steps.put_nowait(None))
+    try:
+        while (step := await steps.get()) is not None:
+            yield _event("probe", probe(step))
+        yield _event("found", await service.in_thread(lambda: limited(searching.result(), limit)))
+    except Exception as error:
+        if not isinstance(error, SlackwaterError):
+            _log.exception("bisect")
+        yield _event("error", problem(error, service.client.root))
+    finally:
+        searching.cancel()
+
+
+def _event(name: str, data: object) -> bytes:
+    # Rows are encoded a line each, and a line break would end the data.
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), encoded(data).replace(b"\n", b""))
+
+
+@endpoint("/apps/{app}/snapshots", verb="snapshot", methods=("POST",))
+def snapshot(asked: Call, app: AppName, name: SnapshotName = "", message: Message = "") -> Result:
+    """Ask a running app for a snapshot; of one that does not run its next runner takes it."""
+    asked.grant.check_all_tables("a snapshot")
+    name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    with because(message):
+        return asked.app(app).take(name, instant=False, timeout_s=_TAKEN_S, wait=False, on_look=lambda _look: None)

@@ -1,0 +1,69 @@
+"""A search on behalf of a request, down to the record where the server has the program; and how it is told."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...client.app import StoredApp
+from ...errors import TooMuch
+from ...results import verdict as shown
+from ...search.verdict import Evaluation, Guilty, Verdict
+from ..service import Call
+from .replays import record_behind
+from .searching import SearchAsked, Searcher
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFound:
+    """What a search came to."""
+
+    verdict: Verdict
+    guilty: Guilty | None
+    """The record behind it; None where the server has no program of the app."""
+    notes: tuple[str, ...]
+
+
+async def find(asked: Call, of: StoredApp, wrong: SearchAsked, on_step: Callable[[Evaluation], None]) -> SearchFound:
+    """Search, and replay the commit where the server has the program. Ends when it is cancelled.
+
+    Raises `TooOften` and `TooMuch`, and as `Searcher.search`.
+    """
+    service, loop = asked.service, asyncio.get_running_loop()
+    searcher = Searcher(service.statements, asked.bounds(of.name), service.options.sql_rows)
+
+    def told(step: Evaluation) -> None:
+        loop.call_soon_threadsafe(on_step, step)
+
+    async def searched() -> SearchFound:
+        with service.taking_long():  # until the thread has ended, whoever waits for it
+            verdict = await service.in_thread(lambda: searcher.search(of, wrong, told))
+            guilty, notes = await searcher.wait_for(record_behind(service, verdict, of.called))
+            return SearchFound(verdict, guilty, notes)
+
+    searching = asyncio.create_task(searched())
+    searching.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody's, perhaps
+    try:
+        async with asyncio.timeout(service.options.long_s):
+            return await asyncio.shield(searching)
+    except TimeoutError:
+        took = f"the search took more than {service.options.long_s:g} s"
+        raise TooMuch(took, hint="narrow it with good and bad") from None
+    finally:
+        searcher.stop()
+
+
+def probe(step: Evaluation) -> dict[str, Any]:
+    """A moment that was looked at."""
+    about = {"ref": step.ref, "versions": step.cut.versions, "time_ms": step.cut.time_ms, "outcome": step.answer}
+    return about | {"why": step.why, "took_ms": step.took_ms, "number": step.number, "left": step.total - step.number}
+
+
+def limited(found: SearchFound, limit: int) -> dict[str, Any]:
+    """The document of what was found, with so many rows and keys at most; `cut_off` says whether there are more."""
+    verdict = found.verdict
+    keys = verdict.keys.head(limit) if verdict.keys is not None else None
+    less = replace(verdict, rows=verdict.rows.slice(0, limit), keys=keys)
+    data: Any = shown.verdict(less, found.guilty, None, "", "", "").data
+    is_cut = verdict.more_rows or verdict.rows.num_rows > limit or len(verdict.keys or ()) > limit
+    return {**data, "notes": found.notes, "cut_off": is_cut}

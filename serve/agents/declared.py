@@ -1,0 +1,103 @@
+"""Tools as they are declared: a function's signature says what may be asked; its docstring is what a model reads."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from ...keep.access.tokens import Verb
+from ..declare import parameters_of
+from ..service import Call
+from .answers import Told
+from .masking import Masking
+
+AppOrNone = Annotated[
+    str,
+    Meta(pattern=r"^([a-z0-9][a-z0-9_~-]{0,66})?$", description="Name of the app; without it, which apps there are."),
+]
+Ref = Annotated[
+    str,
+    Meta(
+        pattern=r"^[^/@\x00-\x1f]+$",
+        max_length=200,
+        description="A moment: `now`, `-5m`, `~3` (so many commits back), an ISO time, a snapshot's name; or `v42` of "
+        "the table's own versions.",
+    ),
+]
+Sql = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=100_000,
+        description="DuckDB's SQL: one SELECT over the app's tables. `FROM t AT '-1h'` is a table at another moment, "
+        "`FROM versions('t')` its rows at all versions with `_version`, `FROM input('topic')` the archived input.",
+    ),
+]
+KeyText = Annotated[
+    str,
+    Meta(
+        max_length=10_000,
+        description=r"A key as text, or the name `#…` of a hidden value. `\N` is null, bytes are hexadecimal; of a key "
+        'with several columns a JSON array, `["DE", 7]`.',
+    ),
+]
+KeyOrNone = Annotated[str, Meta(max_length=10_000, description="Only this key, as text; without it, all of the batch.")]
+KeyTexts = Annotated[list[KeyText], Meta(min_length=1, max_length=100, description="Keys, each as text.")]
+ColumnNames = Annotated[list[str], Meta(max_length=1_000, description="Only these columns; default all.")]
+Some = Annotated[int, Meta(ge=1, le=500, description="At most so many.")]
+VersionNumber = Annotated[int, Meta(ge=1, le=1 << 53, description="The version, as 42 of `v42`.")]
+Deep = Annotated[bool, Meta(description="Read every byte that is stored: slow.")]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call: by whom, and how values are shown."""
+
+    asked: Call
+    masking: Masking
+    progress: Callable[[float, float, str], None] = lambda _done, _all, _what: None
+
+    async def in_thread(self, function: Callable[[], Told]) -> Told:
+        """Call a function that waits for the store."""
+        return await self.asked.service.in_thread(function)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTool:
+    """A tool, as it is declared."""
+
+    name: str
+    title: str
+    verb: Verb
+    function: Callable[..., Any]
+    asked: type[msgspec.Struct]
+    is_long: bool
+
+    @property
+    def description(self) -> str:
+        """For a model: what it gives, when to use it, and what then."""
+        return " ".join((self.function.__doc__ or "").split())
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of its arguments."""
+        _, schemas = msgspec.json.schema_components([self.asked], ref_template="#/{name}")
+        return {**schemas[self.asked.__name__], "additionalProperties": False}
+
+
+TOOLS: dict[str, AgentTool] = {}
+
+
+def tool(
+    title: str, *, verb: Verb = "read", is_long: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a function, whose first parameter is `ToolCall`, as a tool of its name."""
+
+    def declared(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = function.__name__
+        TOOLS[name] = AgentTool(name, title, verb, function, parameters_of(function)[1], is_long)
+        return function
+
+    return declared

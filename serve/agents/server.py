@@ -1,0 +1,172 @@
+"""The tools as a server of the Model Context Protocol: over HTTP, at an instance's `/mcp`, or over standard streams."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import mcp_types as types
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from ... import __version__
+from ...client import Client
+from ...errors import NotFound, SlackwaterError, TooMuch
+from ...results.shown import encoded
+from .. import audit
+from ..declare import converted
+from ..errors import problem, status_of
+from ..service import Call, ServeOptions, Service
+from ..tokens import Doorkeeper, Grant
+from ..web import refused
+from . import tools  # noqa: F401  declares them
+from .answers import Told, bounded
+from .declared import TOOLS, AgentTool, ToolCall
+from .masking import Masking, Names
+
+_log = logging.getLogger(__name__)
+_GRANT = "slackwater.grant"
+_MOST_BODY_BYTES = 1 << 20
+_INSTRUCTIONS = """\
+slackwater keeps every version of the state of streaming applications. An app has stages; a stage has a table, and \
+each of its commits is a version (`app/stage@v42`) that has read some offsets of its topics. All tools only read.
+When totals look wrong: `apps` for the names, `query` to say in SQL what is wrong and count it, `bisect` with that SQL \
+as `where` for the first bad commit and the input record behind it, `history` or `diff` for what it did.
+Answers are bounded: where `cut_off` is there, ask for less. Values may be hidden; each then stands as its type and a \
+name #…, the same for equal values, which may be given back as a key or as a string in SQL."""
+
+
+class AgentServer:
+    """Answers agents. Of one event loop.
+
+    Args:
+        service: what an instance works with.
+        door: admits who comes by HTTP; or what the one may who is served otherwise.
+    """
+
+    def __init__(self, service: Service, door: Doorkeeper | Grant) -> None:
+        self._service, self._door = service, door
+        self._names: dict[str, Names] = {}
+        self.server: Server[Any] = Server(
+            "slackwater",
+            version=__version__,
+            instructions=_INSTRUCTIONS,
+            on_list_tools=self._list,
+            on_call_tool=self._call,
+        )
+        self._sessions = StreamableHTTPSessionManager(
+            self.server, stateless=True, max_request_body_size=_MOST_BODY_BYTES
+        )
+
+    @property
+    def route(self) -> Route:
+        """Where it is reached by HTTP."""
+        return Route("/mcp", self)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Inside, HTTP is answered."""
+        async with self._sessions.run():
+            yield
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """HTTP, as ASGI has it."""
+        request = Request(scope, receive)
+        try:
+            assert isinstance(self._door, Doorkeeper)  # noqa: S101  HTTP has one
+            scope[_GRANT] = await self._door.admit(request)
+        except SlackwaterError as error:
+            await refused(error)(scope, receive, send)
+            return
+        await self._sessions.handle_request(scope, receive, send)
+
+    async def _list(self, _context: Any, _asked: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[*map(_described, TOOLS.values())])
+
+    async def _call(self, context: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
+        grant, began_s = self._grant(context), time.perf_counter()
+        host = context.request.client.host if context.request is not None and context.request.client else ""
+        found, rows, status = dict[str, Any](), 0, 200
+        names = self._names.setdefault(grant.name, Names())
+        masking, root = Masking("values" in grant.verbs, names), self._service.client.root
+        try:
+            tool = _tool(asked.name)
+            grant.check(tool.verb)
+            hint = f"the schema of the tool {tool.name} says what may be asked"
+            found = converted(asked.arguments or {}, tool.asked, tool.name, hint)
+        except SlackwaterError as error:  # says nothing but what was asked
+            data, status = encoded(problem(error, root)), status_of(error)
+        else:
+            try:
+                told = await self._told(context, tool, Call(self._service, grant), masking, found)
+                data, rows = bounded(told, self._service.options.answer_bytes), told.rows
+            except SlackwaterError as error:
+                data, status = encoded(masking.problem(error, root)), status_of(error)
+            except Exception as error:
+                _log.exception("%s", tool.name)
+                data, status = encoded(problem(error)), 500
+        audit.write(f"mcp {asked.name[:100]}", host, grant.name, found, status, rows, time.perf_counter() - began_s)
+        content = types.TextContent(type="text", text=data.replace(b"\n", b"").decode())
+        return types.CallToolResult(content=[content], is_error=status != 200)
+
+    async def _told(self, context: Any, tool: AgentTool, asked: Call, masking: Masking, found: dict[str, Any]) -> Told:
+        options, loop = self._service.options, asyncio.get_running_loop()
+        tasks = set[asyncio.Task[None]]()
+
+        def report(done: float, of: float, what: str) -> None:
+            task = loop.create_task(context.session.report_progress(done, of or None, what))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        def progress(done: float, of: float, what: str) -> None:
+            loop.call_soon_threadsafe(report, done, of, what)
+
+        limit_s = options.long_s if tool.is_long else options.request_s
+        try:
+            async with asyncio.timeout(limit_s):
+                told: Told = await tool.function(ToolCall(asked, masking, progress), **found)
+                return told
+        except TimeoutError:
+            raise TooMuch(f"it took more than {limit_s:g} s", hint="ask for less, or narrow it") from None
+
+    def _grant(self, context: Any) -> Grant:
+        if isinstance(self._door, Grant):
+            return self._door
+        grant: Grant = context.request.scope[_GRANT]
+        return grant
+
+
+async def over_streams(client: Client, options: ServeOptions, *, shows_values: bool) -> None:
+    """Serve whoever is at standard input and output, until they end."""
+    service, grant = Service(client, options), Grant("")
+    server = AgentServer(service, grant.also("values") if shows_values else grant).server
+    await service.begin()
+    try:
+        async with stdio_server() as (reads, writes):
+            await server.run(reads, writes, server.create_initialization_options())
+    finally:
+        await service.end()
+
+
+def _tool(name: str) -> AgentTool:
+    if name not in TOOLS:
+        raise NotFound("tool", name[:100], TOOLS)
+    return TOOLS[name]
+
+
+def _described(tool: AgentTool) -> types.Tool:
+    return types.Tool(
+        name=tool.name,
+        title=tool.title,
+        description=tool.description,
+        input_schema=tool.schema,
+        annotations=types.ToolAnnotations(
+            read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+        ),
+    )

@@ -1,0 +1,159 @@
+// One app: the moment, what it is compared with, and the view of it.
+
+import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { ask, events, path, query } from "./ask.js";
+import { address, before, go, moment } from "./route.js";
+import { Problem, Time, useAsked } from "./parts.js";
+import { Timeline } from "./timeline.js";
+import { Bisect } from "./views/bisect.js";
+import { Key } from "./views/key.js";
+import { Cost, Left, Log } from "./views/others.js";
+import { Rows } from "./views/rows.js";
+import { Stages } from "./views/stages.js";
+import { ago, plural, span } from "./words.js";
+
+const VIEWS = { stages: Stages, rows: Rows, key: Key, bisect: Bisect, left: Left, log: Log, cost: Cost };
+const TABS = [["stages", "Stages"], ["rows", "Rows"], ["bisect", "Bisect"], ["left", "Left out"], ["log", "Log"], ["cost", "Cost"]];
+const EVERY_MS = 1000;
+
+// Counts up when the app has committed, at most once a second; and says whether commits are heard of.
+function useCommits(app, onToken) {
+  const [state, set] = useState({ tick: 0, isLive: false });
+  useEffect(() => {
+    const control = new AbortController();
+    let due = 0;
+    const next = () => set((old) => ({ tick: old.tick + 1, isLive: true }));
+    const heard = () => {
+      due ||= setTimeout(() => {
+        due = 0;
+        next();
+      }, EVERY_MS);
+    };
+    // Of a page that nobody sees no connection is held: a browser has six for all tabs.
+    let shown = new AbortController();
+    const follow = async () => {
+      while (!control.signal.aborted && !document.hidden) {
+        shown = new AbortController();
+        try {
+          set((old) => ({ ...old, isLive: true }));
+          await events(path("apps", app, "commits"), heard, { signal: shown.signal });
+        } catch (problem) {
+          if (problem.name === "AbortError" || [401, 403, 404].includes(problem.status)) return;
+        }
+        set((old) => ({ ...old, isLive: false }));
+        await new Promise((resolve) => setTimeout(resolve, 2000));
+      }
+    };
+    const seen = () => (document.hidden ? shown.abort() : follow());
+    document.addEventListener("visibilitychange", seen);
+    follow();
+    return () => {
+      document.removeEventListener("visibilitychange", seen);
+      control.abort();
+      shown.abort();
+      clearTimeout(due);
+    };
+  }, [app, onToken]);
+  return state;
+}
+
+export function App({ route, me, keys, token, say }) {
+  const { app, view } = route;
+  const { tick, isLive } = useCommits(app, token);
+  const at = moment(route.at);
+  const isNow = at.ref === "now";
+  const live = tick + token * 1000;
+  const asked = useAsked(query(path("apps", app, "at", at.ref, "stages"), { stage: at.stage }), isNow ? live : token);
+  // Whoever may read some tables is told of these alone.
+  const isPart = asked.problem?.status === 403;
+  const part = useAsked(isPart ? query(path("apps", app, "at", at.ref), { stage: at.stage }) : "", isNow ? live : token);
+  const here = isPart ? { ...part, data: part.data && ofTables(part.data) } : asked;
+  const other = moment(route.against);
+  const than = useAsked(route.against ? query(path("apps", app, "at", other.ref), { stage: other.stage }) : "", token);
+  const taken = useAsked(path("apps", app, "snapshots"), live);
+  const [search, setSearch] = useState({ probes: [], found: [] });
+  const slider = useRef(null);
+  const newest = useRef(0);
+  if (isNow && here.data) newest.current = here.data.time_ms;
+
+  const move = (to) => go({ ...route, at: to }, { replace: true });
+  const earlier = before(route.at || lastCommit(here.data));
+  const compare = () => go({ ...route, against: route.against ? "" : earlier });
+  keys.current = { slider, route, tables: Object.keys(here.data?.tables ?? {}), compare };
+  useEffect(() => {
+    document.title = `${app} · slackwater`;
+  }, [app]);
+  const words = here.data && `${isNow ? "now" : (route.at ?? "")}, ${ago(here.data.time_ms)}`;
+  useEffect(() => words && say(words), [route.at, here.data?.time_ms]);
+
+  const View = VIEWS[view] ?? Stages;
+  const shared = { route, at, isNow, live, here: here.data, me, say, earlier, than: than.data, search, setSearch, snapshots: taken.data };
+  return html`<main>
+    <div class="heading">
+      <h1>${app}</h1>
+      <span class=${`live ${isLive ? "on" : ""}`} title=${isLive ? "commits are shown as they come" : "not connected"}>${isLive ? "live" : "not connected"}</span>
+      ${here.data && html`<span class="note">${plural(here.data.stages.length, "stage")}</span>`}
+      <${TakeSnapshot} app=${app} me=${me} say=${say} waiting=${here.data?.waiting ?? []} />
+    </div>
+    <div class="band">
+      <${Timeline} app=${app} at=${route.at} atMs=${here.data?.time_ms} against=${route.against} againstMs=${than.data?.time_ms}
+        found=${search.found} probes=${search.probes} live=${live} control=${slider} onMove=${move} />
+      <${MomentBar} ...${shared} newest=${newest.current} problem=${here.problem} />
+    </div>
+    <nav aria-label="Views"><ul class="tabs">${TABS.map(([name, label]) => {
+      const current = view === name || (name === "rows" && view === "key");
+      return html`<li><a href=${address({ ...route, view: name, names: name === "rows" ? route.names.slice(0, 1) : [], key: "", where: "" })} aria-current=${current ? "page" : undefined}>${label}</a></li>`;
+    })}</ul></nav>
+    <${Problem} problem=${here.problem} />
+    <div class="view" id="view" tabindex="-1"><${View} key=${view} ...${shared} /></div>
+  </main>`;
+}
+
+// Which moment it is, and what it is compared with.
+function MomentBar({ route, here, than, snapshots, newest, isNow, earlier }) {
+  const names = (snapshots?.snapshots ?? []).map((each) => each.name);
+  const others = [["", "nothing"], ...(earlier ? [[earlier, `the version before (${earlier})`]] : []), ...names.map((name) => [name, `snapshot ${name}`])];
+  if (route.against && !others.some(([value]) => value === route.against)) others.push([route.against, route.against]);
+  if (route.at && route.against !== route.at) others.push([route.at, `this moment, ${route.at}: keep it to compare with`]);
+  return html`<div class="moment">
+    <span class="which"><strong>${isNow ? "now" : route.at}</strong>${here && html`<span> committed <${Time} ms=${here.time_ms} />, ${ago(here.time_ms)}</span>`}${!isNow && here && newest > here.time_ms ? html`<span class="note"> ${span(newest - here.time_ms)} before the newest</span>` : ""}</span>
+    ${here?.thinned_out && html`<span class="warn">the history was thinned out: this is the nearest moment that is left</span>`}
+    <label class="compare">compared with <select value=${route.against ?? ""} onChange=${(event) => go({ ...route, against: event.target.value })}>
+      ${others.map(([value, label]) => html`<option value=${value} selected=${value === (route.against ?? "")}>${label}</option>`)}
+    </select></label>
+    ${route.against && than && html`<span class="note">committed ${ago(than.time_ms)}</span>`}
+  </div>`;
+}
+
+// What is known of a moment from its tables alone.
+function ofTables({ tables, versions, time_ms }) {
+  return { stages: [], waiting: [], versions, time_ms, tables: Object.fromEntries(tables.map(({ table }) => [table, table])) };
+}
+
+function lastCommit(here) {
+  const last = here && [...here.stages].sort((a, b) => b.time_ms - a.time_ms)[0];
+  return last ? `${last.stage}@v${last.version}` : "";
+}
+
+function TakeSnapshot({ app, me, say, waiting }) {
+  const [name, setName] = useState(null);
+  const [problem, setProblem] = useState(null);
+  if (!me.verbs.includes("snapshot")) return null;
+  const take = async (event) => {
+    event.preventDefault();
+    try {
+      await ask(path("apps", app, "snapshots"), { body: { name } });
+      say(`snapshot ${name} is asked for`);
+      setName(null);
+      setProblem(null);
+    } catch (error) {
+      setProblem(error);
+    }
+  };
+  if (name === null) return html`<button type="button" class="action" onClick=${() => setName("")}>Take a snapshot</button>`;
+  return html`<form class="inline" onSubmit=${take}>
+    <label>Name <input value=${name} onInput=${(event) => setName(event.target.value)} required autofocus spellcheck="false" /></label>
+    <button class="action" disabled=${!name}>Take it</button><button type="button" class="quiet" onClick=${() => setName(null)}>Cancel</button>
+    ${problem && html`<span class="warn" role="alert">${problem.message}</span>`}
+  </form>`;
+}

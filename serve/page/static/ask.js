@@ -1,0 +1,94 @@
+// Asks the server: with the token, cancelled when it is overtaken, and what cannot change only once.
+
+const FIXED = 150; // answers about versions that are kept
+const kept = new Map();
+const listeners = new Set();
+let token = sessionStorage.getItem("token") ?? "";
+
+export class Problem extends Error {
+  constructor(status, { error = "", message = "", hint = "" } = {}) {
+    super(message || `the server answered ${status}`);
+    Object.assign(this, { status, kind: error, hint });
+  }
+}
+
+// A token is kept as long as the tab is open, and is in no address.
+export function setToken(given) {
+  token = given.trim();
+  kept.clear();
+  if (token) sessionStorage.setItem("token", token);
+  else sessionStorage.removeItem("token");
+  for (const each of listeners) each("token");
+}
+
+export const hasToken = () => token !== "";
+
+// Told "token" when there is another one, and "needed" when the server wants one.
+export function onToken(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+export const path = (...parts) => "/" + parts.map(encodeURIComponent).join("/");
+
+export function query(address, fields) {
+  const given = Object.entries(fields).filter(([, value]) => value !== "" && value != null);
+  return given.length ? `${address}?${new URLSearchParams(given)}` : address;
+}
+
+// Numbers that JavaScript cannot say exactly stay the text that they are.
+function exact(_name, value, context) {
+  if (typeof value !== "number" || Number.isSafeInteger(value) || !context?.source) return value;
+  return /^-?\d+$/.test(context.source) ? context.source : value;
+}
+
+export const parsed = (text) => JSON.parse(text, exact);
+
+const isFixed = (address) =>
+  /\/at\/v\d+[/?]/.test(address) && !/[?&]against=(?!v\d+(&|$))/.test(address);
+
+async function send(address, { signal, body, method = body ? "POST" : "GET" } = {}) {
+  const headers = token ? { authorization: `Bearer ${token}` } : {};
+  if (body) headers["content-type"] = "application/json";
+  let answer;
+  try {
+    answer = await fetch(address, { method, headers, signal, body: body && JSON.stringify(body) });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem(0, { message: "the server does not answer", hint: "slackwater serve starts one" });
+  }
+  if (answer.ok) return answer;
+  const document = await answer.json().catch(() => ({}));
+  if (answer.status === 401) for (const each of listeners) each("needed");
+  throw new Problem(answer.status, document);
+}
+
+export async function ask(address, how = {}) {
+  if (!how.body && kept.has(address)) return kept.get(address);
+  const found = parsed(await (await send(address, how)).text());
+  if (!how.body && isFixed(address)) {
+    kept.set(address, found);
+    if (kept.size > FIXED) kept.delete(kept.keys().next().value);
+  }
+  return found;
+}
+
+// Whether the answer is at hand.
+export const known = (address) => kept.get(address);
+
+// Server-sent events; by fetch, since EventSource sends no token. Ends when the server ends them.
+export async function events(address, onEvent, how = {}) {
+  const reader = (await send(address, how)).body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += value;
+    for (let end; (end = text.indexOf("\n\n")) >= 0; text = text.slice(end + 2)) {
+      const lines = text.slice(0, end).split("\n");
+      const of = (name) => lines.filter((line) => line.startsWith(name + ": ")).map((line) => line.slice(name.length + 2));
+      const data = of("data").join("\n");
+      if (data) onEvent(of("event")[0] ?? "message", parsed(data));
+    }
+  }
+}

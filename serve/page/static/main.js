@@ -1,0 +1,140 @@
+// The page: its frame, the token, keys, and which app is looked at.
+
+import { html, render, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { ask, hasToken, onToken, setToken } from "./ask.js";
+import { App } from "./app.js";
+import { address, go, useRoute } from "./route.js";
+import { Apps } from "./views/apps.js";
+
+const KEYS = [
+  ["← →", "the commit before, the next one"],
+  ["Page ↑ ↓", "ten commits at a time"],
+  ["Home End", "the first commit; now"],
+  ["+ −", "a shorter time, a longer one"],
+  ["m  M", "the next mark, the one before"],
+  ["c", "compare with the version before, or with nothing"],
+  ["t", "rows of a table, of the next one"],
+  ["↑ ↓", "from row to row; Enter opens a key"],
+  ["/", "the filter"],
+  ["h", "the history of the row's key"],
+  ["b", "bisect"],
+  ["g  l  o  e", "graph, log, what was left out, expenses"],
+  ["a", "all apps"],
+  ["?", "these keys"],
+];
+
+const THEMES = ["auto", "light", "dark"];
+
+function useTheme() {
+  const [theme, set] = useState(() => (THEMES.includes(localStorage.getItem("theme")) ? localStorage.getItem("theme") : "auto"));
+  useEffect(() => {
+    document.documentElement.dataset.theme = theme;
+    localStorage.setItem("theme", theme);
+  }, [theme]);
+  return [theme, () => set(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length])];
+}
+
+function Page() {
+  const route = useRoute();
+  const [theme, nextTheme] = useTheme();
+  const [token, setChanged] = useState(0);
+  const [isNeeded, setNeeded] = useState(false);
+  const [me, setMe] = useState({ name: "", verbs: [] });
+  const [said, say] = useState("");
+  const keys = useRef({});
+  const help = useRef(null);
+
+  useEffect(() => onToken((what) => (what === "needed" ? setNeeded(true) : (setNeeded(false), setChanged((old) => old + 1)))), []);
+  useEffect(() => {
+    ask("/me").then(setMe, () => setMe({ name: "", verbs: ["read", "sql"] }));
+  }, [token]);
+  useEffect(() => {
+    const pressed = (event) => onKey(event, keys.current, help.current);
+    addEventListener("keydown", pressed);
+    return () => removeEventListener("keydown", pressed);
+  }, []);
+
+  return html`
+    <a class="skip" href="#view" onClick=${(event) => (event.preventDefault(), document.getElementById("view")?.focus())}>Skip to the view</a>
+    <header>
+      <a class="home" href="#/">slackwater</a>
+      ${route.app && html`<span class="crumb" aria-hidden="true">/</span><a class="crumb" href=${address({ app: route.app, at: route.at })}>${route.app}</a>`}
+      <span class="fill" />
+      ${me.name && html`<span class="note">as ${me.name}</span>`}
+      ${(hasToken() || isNeeded) && html`<button type="button" class="quiet" onClick=${() => setNeeded(!isNeeded)} aria-expanded=${isNeeded}>token</button>`}
+      <button type="button" class="quiet" onClick=${nextTheme} aria-label=${`Colours: ${theme}`}>${theme}</button>
+      <button type="button" class="quiet" onClick=${() => help.current.showModal()} aria-label="Keys">?</button>
+    </header>
+    ${isNeeded && html`<${Token} />`}
+    ${route.app ? html`<${App} key=${route.app} route=${route} me=${me} keys=${keys} token=${token} say=${say} />` : html`<${Apps} token=${token} />`}
+    <div class="unseen" role="status" aria-live="polite">${said}</div>
+    <dialog ref=${help} aria-labelledby="keys">
+      <h2 id="keys">Keys</h2>
+      <dl>${KEYS.map(([key, what]) => html`<div><dt>${key.split(" ").filter(Boolean).map((one) => html`<kbd>${one}</kbd> `)}</dt><dd>${what}</dd></div>`)}</dl>
+      <form method="dialog"><button class="action">Close</button></form>
+    </dialog>`;
+}
+
+function Token() {
+  const [text, setText] = useState("");
+  return html`<form class="token" aria-label="Who asks" onSubmit=${(event) => (event.preventDefault(), setToken(text))}>
+    <label>Token <input type="password" autocomplete="off" value=${text} onInput=${(event) => setText(event.target.value)} autofocus /></label>
+    <button class="action" disabled=${!text}>Use it</button>
+    ${hasToken() && html`<button type="button" class="quiet" onClick=${() => setToken("")}>Forget it</button>`}
+    <span class="note">This tab keeps it until it is closed. <code>slackwater token add NAME --app APP</code> makes one.</span>
+  </form>`;
+}
+
+// From key to key of the rows that are shown.
+function toRow(by) {
+  const links = [...document.querySelectorAll("a[data-row]")];
+  const at = links.indexOf(document.activeElement);
+  links[Math.min(links.length - 1, Math.max(0, at < 0 ? 0 : at + by))]?.focus();
+  return links.length > 0;
+}
+
+function onKey(event, { slider, route, tables, compare }, help) {
+  const target = event.target;
+  if (event.ctrlKey || event.metaKey || event.altKey || help?.open) return;
+  if (target.closest("input, textarea, select")) {
+    if (event.key === "Escape") target.blur();
+    return;
+  }
+  const to = (view, names = []) => route?.app && go({ ...route, view, names, key: "", where: "" });
+  const nextTable = () => {
+    const at = route.view === "rows" ? tables.indexOf(route.names[0] ?? tables[0]) + 1 : 0;
+    to("rows", [tables[at % tables.length]]);
+  };
+  // A part that scrolls, and the page itself, have these keys for that.
+  if (/^Arrow(Left|Right)$/.test(event.key) && target.matches(".scroll")) return;
+  if (/^(Page|Home|End)/.test(event.key) && target.role !== "slider") return;
+  const does = {
+    "?": () => help.showModal(),
+    a: () => go({}),
+    ArrowLeft: () => slider?.current?.move(-1),
+    ArrowRight: () => slider?.current?.move(1),
+    PageUp: () => slider?.current?.move(-10),
+    PageDown: () => slider?.current?.move(10),
+    Home: () => slider?.current?.to(0),
+    End: () => route?.app && go({ ...route, at: "" }, { replace: true }),
+    "+": () => slider?.current?.zoomIn(),
+    "=": () => slider?.current?.zoomIn(),
+    "-": () => slider?.current?.zoomOut(),
+    m: () => slider?.current?.toMark(1),
+    M: () => slider?.current?.toMark(-1),
+    c: () => compare?.(),
+    t: () => tables?.length && nextTable(),
+    "/": () => document.querySelector("[data-filter]")?.focus(),
+    h: () => (target.closest("a[data-row]") ?? document.querySelector("a[data-row]"))?.click(),
+    b: () => to("bisect"),
+    g: () => to("stages"),
+    l: () => to("log"),
+    o: () => to("left"),
+    e: () => to("cost"),
+    ArrowDown: () => toRow(1),
+    ArrowUp: () => toRow(-1),
+  }[event.key];
+  if (does && does() !== false) event.preventDefault();
+}
+
+render(html`<${Page} />`, document.getElementById("page"));

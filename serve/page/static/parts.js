@@ -1,0 +1,74 @@
+// What several views use: what was asked and is awaited, problems, the command line to copy.
+
+import { html, useLayoutEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { ask, known } from "./ask.js";
+import { iso, time } from "./words.js";
+
+const SETTLED_MS = 120;
+
+// What the server answers about an address; the answer before stays until the next is there. What is overtaken is
+// cancelled, and addresses that follow each other quickly, as under a slider, are asked for once they settle.
+export function useAsked(address, tick = 0) {
+  const [state, set] = useState({ data: undefined, problem: null, of: "" });
+  const last = useRef(0);
+  useLayoutEffect(() => {
+    if (!address) return set({ data: undefined, problem: null, of: "" });
+    const at_hand = known(address);
+    if (at_hand) return set({ data: at_hand, problem: null, of: address });
+    const control = new AbortController();
+    const soon = performance.now() - last.current < SETTLED_MS;
+    last.current = performance.now();
+    const timer = setTimeout(
+      () =>
+        ask(address, { signal: control.signal }).then(
+          (data) => control.signal.aborted || set({ data, problem: null, of: address }),
+          (problem) => problem.name === "AbortError" || set((before) => ({ ...before, problem, of: address })),
+        ),
+      soon ? 40 : 0,
+    );
+    return () => {
+      clearTimeout(timer);
+      control.abort();
+    };
+  }, [address, tick]);
+  return { ...state, isBusy: Boolean(address) && state.of !== address };
+}
+
+export function Problem({ problem }) {
+  if (!problem || problem.status === 401) return null;
+  return html`<div class="problem" role="alert"><strong>${problem.message}</strong>${problem.hint && html`<span>${problem.hint}</span>`}</div>`;
+}
+
+export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
+
+// A command line for what is shown, and a button that copies it.
+export function Command({ line, label = "" }) {
+  const [copied, setCopied] = useState(false);
+  const code = useRef(null);
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(line);
+      setCopied(true);
+      setTimeout(() => setCopied(false), 1500);
+    } catch {
+      getSelection().selectAllChildren(code.current); // no clipboard without TLS: it is selected, to be copied by hand
+    }
+  };
+  return html`<div class="command">
+    <span class="prompt" aria-hidden="true">$</span><code ref=${code}>${line}</code>
+    <button type="button" class="quiet" onClick=${copy} aria-label=${`Copy the command${label ? ` for ${label}` : ""}: ${line}`}>${copied ? "copied" : "copy"}</button>
+  </div>`;
+}
+
+export const Time = ({ ms }) => (ms ? html`<time datetime=${iso(ms)} title=${iso(ms)}>${time(ms)}</time>` : "–");
+
+// A table for people; cells are text or elements. Columns are [heading, "right"?].
+export function Grid({ label, columns, rows, empty }) {
+  if (!rows.length) return html`<${Empty}>${empty}<//>`;
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}>
+    <table class="grid">
+      <thead><tr>${columns.map(([heading, align]) => html`<th scope="col" class=${align ?? ""}>${heading}</th>`)}</tr></thead>
+      <tbody>${rows.map((cells) => html`<tr>${cells.map((cell, at) => html`<td class=${columns[at][1] ?? ""}>${cell}</td>`)}</tr>`)}</tbody>
+    </table>
+  </div>`;
+}

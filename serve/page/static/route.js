@@ -1,0 +1,64 @@
+// Where somebody is: all of it in the address behind the #, so that it can be sent to somebody else.
+//
+//   #/flights/rows/carriers?at=carriers@v42&against=before-release
+//
+// `at` is what stands behind the @ of a ref, for a version with its stage before it; without it, now.
+
+import { useEffect, useState } from "./vendor/preact-htm.js";
+
+export function parse(hash) {
+  const [way, search = ""] = hash.replace(/^#/, "").split(/\?(.*)/s);
+  let parts = [];
+  try {
+    parts = way.split("/").filter(Boolean).map(decodeURIComponent);
+  } catch {
+    // an address that somebody cut off
+  }
+  const [app = "", view = "stages", ...names] = parts;
+  return { app, view, names, ...Object.fromEntries(new URLSearchParams(search)) };
+}
+
+const WORDS = ["at", "against", "where", "key", "good", "bad", "zoom"];
+
+export function address(route) {
+  const { app = "", view = "stages", names = [] } = route;
+  const parts = app ? [app, ...(view === "stages" && !names.length ? [] : [view, ...names])] : [];
+  const search = new URLSearchParams(WORDS.filter((name) => route[name]).map((name) => [name, route[name]]));
+  return "#/" + parts.map(encodeURIComponent).join("/") + (search.size ? `?${search}` : "");
+}
+
+// Goes there. `replace` leaves no step to go back to, as for each place that a slider passes.
+export function go(route, { replace = false } = {}) {
+  const hash = address(route);
+  if (hash === location.hash) return;
+  if (!replace) location.hash = hash;
+  else {
+    history.replaceState(null, "", hash);
+    dispatchEvent(new HashChangeEvent("hashchange"));
+  }
+}
+
+export function useRoute() {
+  const [route, set] = useState(() => parse(location.hash));
+  useEffect(() => {
+    const changed = () => set(parse(location.hash));
+    addEventListener("hashchange", changed);
+    return () => removeEventListener("hashchange", changed);
+  }, []);
+  return route;
+}
+
+// `carriers@v42` is { ref: "v42", stage: "carriers" }; any other moment is its own ref.
+export function moment(at) {
+  const found = /^([^@]+)@(v\d+)$/.exec(at ?? "");
+  return found ? { stage: found[1], ref: found[2] } : { stage: "", ref: at || "now" };
+}
+
+export const versionOf = (stage, version) => `${stage}@v${version}`;
+
+// The version before a commit, in whose place `against` is compared.
+export function before(at) {
+  const { stage, ref } = moment(at);
+  const version = Number(ref.slice(1)) - 1;
+  return stage && version > 0 ? versionOf(stage, version) : "";
+}

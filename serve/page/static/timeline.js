@@ -1,0 +1,168 @@
+// The time slider: commits in their order, each as wide as any other, and above them what stands out.
+
+import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
+import { path, query } from "./ask.js";
+import { moment, versionOf } from "./route.js";
+import { useAsked } from "./parts.js";
+import { plural, span, tick, time } from "./words.js";
+
+const HEIGHT = 46;
+// As many commits as have room for a bar each.
+const POINTS = Math.min(400, Math.max(50, Math.round(innerWidth / 300) * 50));
+const GLYPH = { snapshot: "◆", deploy: "▲", migration: "⬒", operation: "✎", bisect: "✕" };
+const NAME = { snapshot: "snapshot", deploy: "deploy", migration: "migration", operation: "operation", bisect: "bisect" };
+
+// The last point that is not after a time.
+function placeOf(points, ms) {
+  let low = 0;
+  let high = points.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (points[middle].time_ms <= ms) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}
+
+function place(points, at, ms) {
+  if (!at) return points.length - 1;
+  const { stage, ref } = moment(at);
+  const exact = stage ? points.findIndex((each) => each.stage === stage && `v${each.version}` === ref) : -1;
+  return exact >= 0 ? exact : ms ? Math.max(0, placeOf(points, ms)) : points.length - 1;
+}
+
+export const atOf = (point) => versionOf(point.stage, point.version);
+const atOfMark = (mark) => (mark.kind === "snapshot" ? mark.label : mark.stage ? versionOf(mark.stage, mark.version) : new Date(mark.time_ms).toISOString());
+
+export function Timeline({ app, at, atMs, against, againstMs, found, probes, live, control, onMove }) {
+  const [zoom, setZoom] = useState([]);
+  const [from, to] = zoom.at(-1) ?? [0, 0];
+  const asked = useAsked(query(path("apps", app, "timeline"), { points: POINTS, from_ms: from || "", to_ms: to || "" }), live);
+  const [width, setWidth] = useState(800);
+  const track = useRef(null);
+  const points = asked.data?.points ?? [];
+  const last = points.length - 1;
+  const here = place(points, at, atMs);
+  const x = (place_) => (last > 0 ? (place_ / last) * (width - 12) : 0) + 6;
+
+  useEffect(() => {
+    const seen = new ResizeObserver(([entry]) => setWidth(entry.contentRect.width));
+    if (track.current) seen.observe(track.current);
+    return () => seen.disconnect();
+  }, [points.length > 0]);
+
+  const move = (to_) => {
+    const next = Math.min(last, Math.max(0, to_));
+    if (points[next]) onMove(next === last && !from ? "" : atOf(points[next]));
+  };
+  const zoomIn = () => {
+    const quarter = Math.max(4, Math.floor(points.length / 8));
+    const low = points[Math.max(0, here - quarter)];
+    const high = points[Math.min(last, here + quarter)];
+    if (!asked.data?.is_whole && low && high) setZoom([...zoom, [low.time_ms, high.time_ms]]);
+  };
+  const zoomOut = () => setZoom(zoom.slice(0, -1));
+  const marks = useMemo(() => {
+    const all = [...(asked.data?.marks ?? []), ...found];
+    return all.map((mark) => ({ ...mark, place: placeOf(points, mark.time_ms) })).filter((mark) => mark.place >= 0);
+  }, [asked.data, found]);
+  const toMark = (step) => {
+    const sorted = [...marks].sort((a, b) => a.place - b.place);
+    const next = step > 0 ? sorted.find((mark) => mark.place > here) : sorted.findLast((mark) => mark.place < here);
+    if (next) onMove(atOfMark(next));
+  };
+  control.current = { move: (by) => move(here + by), to: move, zoomIn, zoomOut, toMark, last, focus: () => track.current?.focus() };
+
+  if (!points.length) return html`<div class="timeline empty">${asked.problem ? asked.problem.message : ""}</div>`;
+  const onPointer = (event) => {
+    if (event.type === "pointerdown") event.currentTarget.setPointerCapture(event.pointerId);
+    else if (!event.currentTarget.hasPointerCapture(event.pointerId)) return;
+    const box = event.currentTarget.getBoundingClientRect();
+    move(Math.round(((event.clientX - box.left - 6) / (width - 12)) * last));
+  };
+  const point = points[here];
+  const newest = points[last];
+  const words = `${point.stage} v${point.version}, ${time(point.time_ms)}`;
+  return html`<section class="timeline" aria-label="Time">
+    <${Marks} marks=${marks} x=${x} width=${width} onMove=${onMove} />
+    <div class="track" ref=${track} role="slider" tabindex="0" aria-label="Moment" aria-orientation="horizontal"
+      aria-valuemin="0" aria-valuemax=${last} aria-valuenow=${here} aria-valuetext=${at ? words : `now: ${words}`}
+      onPointerDown=${onPointer} onPointerMove=${onPointer}>
+      <${Bars} points=${points} x=${x} width=${width} here=${here} />
+      <svg class="over" width=${width} height=${HEIGHT} aria-hidden="true">
+        ${probes.map((probe) => html`<circle key=${probe.at} class=${`probe ${probe.outcome}`} cx=${x(place(points, probe.at, probe.time_ms))} cy="6" r="4" />`)}
+        ${against && html`<line class="against" x1=${x(place(points, against, againstMs))} x2=${x(place(points, against, againstMs))} y1="0" y2=${HEIGHT} />`}
+        <line class="thumb" x1=${x(here)} x2=${x(here)} y1="0" y2=${HEIGHT} />
+        <circle class="thumb" cx=${x(here)} cy=${HEIGHT - 5} r="5" />
+      </svg>
+    </div>
+    <${Ticks} points=${points} x=${x} width=${width} />
+    <div class="steps">
+      <button type="button" onClick=${() => move(here - 1)} disabled=${here === 0} aria-label="The commit before">‹</button>
+      <button type="button" onClick=${() => move(here + 1)} disabled=${here === last} aria-label="The next commit">›</button>
+      <button type="button" onClick=${zoomIn} disabled=${asked.data.is_whole} aria-label="Show a shorter time">+</button>
+      <button type="button" onClick=${zoomOut} disabled=${!zoom.length} aria-label="Show a longer time">−</button>
+      <button type="button" onClick=${() => onMove("")} aria-pressed=${!at}>now</button>
+      <span class="note">${plural(asked.data.commits, "commit")}${asked.data.is_whole ? "" : `, ${points.length} of them shown; + shows more`} over ${span(newest.time_ms - points[0].time_ms)}</span>
+      <ul class="legend" aria-hidden="true">${[...new Set(marks.map((mark) => mark.kind))].map((kind) => html`<li><span class=${`glyph ${kind}`}>${GLYPH[kind]}</span>${NAME[kind]}</li>`)}</ul>
+    </div>
+  </section>`;
+}
+
+// Rows that each commit read, by their square root: one batch of many shall not hide all others.
+function Bars({ points, x, width, here }) {
+  const paths = useMemo(() => {
+    const most = Math.sqrt(Math.max(1, ...points.map((each) => each.rows)));
+    const step = points.length > 1 ? (width - 12) / (points.length - 1) : width;
+    const drawn = { batch: "", other: "" };
+    points.forEach((each, at) => {
+      const tall = each.kind === "batch" ? 3 + (Math.sqrt(each.rows) / most) * (HEIGHT - 18) : 3;
+      drawn[each.kind === "batch" ? "batch" : "other"] += `M${x(at).toFixed(1)} ${HEIGHT}v${-tall.toFixed(1)}`;
+    });
+    return { drawn, thick: Math.max(1, Math.min(8, step * 0.62)) };
+  }, [points, width]);
+  return html`<svg class="bars" width=${width} height=${HEIGHT} aria-hidden="true">
+    <line class="ground" x1="0" x2=${width} y1=${HEIGHT - 0.5} y2=${HEIGHT - 0.5} />
+    <path class="batch" d=${paths.drawn.batch} stroke-width=${paths.thick} />
+    <path class="other" d=${paths.drawn.other} stroke-width=${paths.thick} />
+    <rect class="past" x=${x(here)} y="0" width=${Math.max(0, width - x(here))} height=${HEIGHT} />
+  </svg>`;
+}
+
+function Ticks({ points, x, width }) {
+  const total = points.at(-1).time_ms - points[0].time_ms;
+  const wanted = Math.max(2, Math.floor(width / 150));
+  const places = [...new Set(Array.from({ length: wanted }, (_, at) => Math.round((at / (wanted - 1)) * (points.length - 1))))];
+  return html`<svg class="ticks" width=${width} height="16" aria-hidden="true">
+    ${places.map((at, number) => html`<text x=${x(at)} y="12" text-anchor=${number === 0 ? "start" : number === places.length - 1 ? "end" : "middle"}>${tick(points[at].time_ms, total)}</text>`)}
+  </svg>`;
+}
+
+// One stop of Tab; arrows go from mark to mark.
+function Marks({ marks, x, width, onMove }) {
+  const [chosen, choose] = useState(0);
+  const bar = useRef(null);
+  const sorted = useMemo(() => [...marks].sort((a, b) => a.place - b.place), [marks]);
+  const step = (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const next = Math.min(sorted.length - 1, Math.max(0, chosen + by));
+    choose(next);
+    bar.current.children[next]?.focus();
+  };
+  if (!sorted.length) return html`<div class="marks" />`;
+  // Marks that would lie over each other lie beside each other, as far as there is room.
+  const lefts = [];
+  for (const mark of sorted) lefts.push(Math.max(x(mark.place), (lefts.at(-1) ?? -99) + 15));
+  const room = (at) => (lefts[at + 1] ?? width) - lefts[at];
+  return html`<div class="marks" ref=${bar} role="toolbar" aria-label="Snapshots, deploys, migrations, operations" onKeyDown=${step}>
+    ${sorted.map((mark, at) => {
+      const words = `${NAME[mark.kind]}: ${mark.label}${mark.by ? ` by ${mark.by}` : ""}${mark.why ? ` (${mark.why})` : ""}, ${time(mark.time_ms)}`;
+      return html`<button type="button" class=${`mark ${mark.kind}`} style=${{ left: `${Math.min(lefts[at], width - 6)}px` }} tabindex=${at === Math.min(chosen, sorted.length - 1) ? 0 : -1}
+        onFocus=${() => choose(at)} onClick=${() => onMove(atOfMark(mark))} title=${words} aria-label=${words}>
+        <span class=${`glyph ${mark.kind}`}>${GLYPH[mark.kind]}</span>${mark.kind === "snapshot" && room(at) > 30 + 7 * mark.label.length ? html`<span class="label">${mark.label}</span>` : ""}</button>`;
+    })}
+  </div>`;
+}

@@ -1,0 +1,36 @@
+// The apps of the store.
+
+import { html } from "../vendor/preact-htm.js";
+import { path } from "../ask.js";
+import { Command, Empty, Problem, useAsked } from "../parts.js";
+import { address } from "../route.js";
+import { ago, count, plural, size } from "../words.js";
+
+export function Apps({ token }) {
+  const apps = useAsked("/apps", token);
+  document.title = "slackwater";
+  return html`<main>
+    <div class="heading"><h1>Apps</h1></div>
+    <${Problem} problem=${apps.problem} />
+    <div class="view" id="view" tabindex="-1">
+      ${apps.data && !apps.data.apps.length && html`<${Empty}>This store has no app yet; <code>slackwater run FILE</code> makes one.<//>`}
+      <ul class="cards">${(apps.data?.apps ?? []).map((name) => html`<${Card} key=${name} name=${name} token=${token} />`)}</ul>
+      ${apps.data && html`<${Command} line="slackwater status" />`}
+    </div>
+  </main>`;
+}
+
+function Card({ name, token }) {
+  const found = useAsked(path("apps", name, "at", "now", "stages"), token);
+  const stages = found.data?.stages ?? [];
+  const running = stages.filter((stage) => stage.runner).length;
+  const bytes = stages.reduce((sum, stage) => sum + stage.bytes, 0);
+  const waiting = stages.reduce((sum, stage) => sum + stage.rejected_waiting, 0);
+  return html`<li class="card">
+    <a class="title" data-row href=${address({ app: name })}>${name}</a>
+    ${found.data && html`<p>${plural(stages.length, "stage")}, ${running ? `${count(running)} running` : "none running"}; last commit ${ago(found.data.time_ms)}</p>
+      <p class="note">${Object.keys(found.data.tables).join(", ") || "no table"} · ${size(bytes)}${found.data.origin?.app ? ` · clone of ${found.data.origin.app}` : ""}</p>`}
+    ${waiting > 0 && html`<p class="warn">${plural(waiting, "rejected record")} waiting</p>`}
+    ${found.problem && html`<p class="warn">${found.problem.message}</p>`}
+  </li>`;
+}

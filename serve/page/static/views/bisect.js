@@ -1,0 +1,106 @@
+// From "the totals look wrong" to the commit and the records behind it: the probes as they come, and what was found.
+
+import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
+import { events, path } from "../ask.js";
+import { Command, Empty, Problem, Time } from "../parts.js";
+import { address, go, versionOf } from "../route.js";
+import { command, count, offsets, plural, ref, textOf, value } from "../words.js";
+
+const MOST_KEYS = 20;
+
+// Outlives the view: whoever looks at rows meanwhile finds the search as it is.
+export function Bisect(props) {
+  const { route, me, search, setSearch, snapshots, say, here } = props;
+  const [where, setWhere] = useState(route.where ?? "");
+  const [good, setGood] = useState(route.good ?? "");
+  const control = useRef(null);
+  useEffect(() => route.where && setWhere(route.where), [route.where]);
+  const may = me.verbs.includes("bisect");
+  const line = command("bisect", route.app, "--where", where || "SELECT key FROM table WHERE it_is_wrong", ...(good ? ["--good", ref(route.app, good)] : []), ...(route.at ? ["--bad", ref(route.app, route.at)] : []));
+  const start = async (event) => {
+    event.preventDefault();
+    control.current = new AbortController();
+    let state = { isRunning: true, where, probes: [], found: search.found, answer: null, problem: null };
+    setSearch(state);
+    go({ ...route, where }, { replace: true });
+    const change = (more) => setSearch((state = { ...state, ...more }));
+    say("the search has begun");
+    const ends = { ...(good && { good: ref(route.app, good) }), ...(route.at && { bad: ref(route.app, route.at) }) };
+    try {
+      await events(path("apps", route.app, "bisect"), (kind, data) => {
+        if (kind === "probe") {
+          change({ probes: [...state.probes, { ...data, at: atOf(data.ref) }] });
+          say(`${data.outcome}: ${data.ref}, ${plural(data.left, "look")} left`);
+        } else if (kind === "found") {
+          change({ answer: data, found: [...state.found, markOf(data)] });
+          say(`found: ${data.stage} v${data.first_bad.version}`);
+        } else if (kind === "error") change({ problem: data });
+      }, { body: { where, ...ends }, signal: control.current.signal });
+    } catch (problem) {
+      if (problem.name !== "AbortError") change({ problem });
+    }
+    change({ isRunning: false });
+  };
+  return html`<form class="search" onSubmit=${start}>
+      <label for="wrong">What is wrong: SQL that returns rows when something is</label>
+      <textarea id="wrong" data-filter rows="2" value=${where} onInput=${(event) => setWhere(event.target.value)} spellcheck="false" placeholder="SELECT carrier FROM carriers WHERE delay > 100000"></textarea>
+      <div class="row">
+        <label>good at <select value=${good} onChange=${(event) => setGood(event.target.value)}><option value="">the beginning</option>${choices(snapshots, route, good).map((name) => html`<option value=${name} selected=${name === good}>${name}</option>`)}</select></label>
+        <span>bad at <strong>${route.at || "now"}</strong>, where the slider is</span>
+        <span class="fill" />
+        ${search.isRunning ? html`<button type="button" onClick=${() => control.current?.abort()}>Stop</button>` : may ? html`<button class="action" disabled=${!where.trim() || !here}>Start a bisect</button>` : ""}
+      </div>
+      ${!may && html`<p class="note">This page may not start one; whoever has a token with the verb bisect may, and the command line.</p>`}
+    </form>
+    <${Command} line=${line} />
+    <${Problem} problem=${search.problem} />
+    ${search.answer && html`<${Found} answer=${search.answer} route=${route} where=${search.where} />`}
+    <${Probes} search=${search} route=${route} />
+    ${!search.answer && !search.probes.length && !search.isRunning && may && html`<${Empty}>It halves the commits between good and bad: some ten looks for a thousand of them.<//>`}`;
+}
+
+const choices = (snapshots, route, good) => [...new Set([...(snapshots?.snapshots ?? []).map((each) => each.name), route.against, good].filter(Boolean))];
+
+// `flights/carriers@v42` is the point carriers@v42 of the slider.
+const atOf = (of) => (of ?? "").replace(/^[^/@]+[/@]/, "");
+
+const markOf = (answer) => ({ kind: "bisect", label: `${answer.stage} v${answer.first_bad.version}`, stage: answer.stage, version: answer.first_bad.version, time_ms: answer.first_bad.time_ms });
+
+function Probes({ search, route }) {
+  if (!search.probes.length && !search.isRunning) return null;
+  return html`<h2>Probes</h2><ol class="probes">${search.probes.map((probe) => html`<li class=${probe.outcome}><span class="dot" aria-hidden="true"></span><span class="outcome">${probe.outcome}</span> <a href=${address({ ...route, view: "rows", at: probe.at })}>${probe.at || "the beginning"}</a>${probe.left != null && html` <span class="note">at most ${count(probe.left)} more</span>`}</li>`)}</ol>
+    ${search.isRunning && html`<p class="note">looking …</p>`}`;
+}
+
+function Found({ answer, route, where }) {
+  const { first_bad: bad, last_good: good } = answer;
+  const at = versionOf(answer.stage, bad.version);
+  const look = { ...route, view: "rows", names: [answer.stage], at, against: atOf(good?.ref), where: "", key: "" };
+  const names = Object.keys(answer.keys[0]?.key ?? {});
+  return html`<section class="found" aria-label="What was found">
+    <h2>${answer.candidates?.length ? `One of ${answer.candidates.length} commits` : html`<a data-row href=${address(look)}>${answer.stage} v${bad.version}</a> is the first bad commit`}</h2>
+    <p>committed <${Time} ms=${bad.time_ms} />; the last good one is ${good?.ref ? html`<a href=${address({ ...route, view: "rows", at: atOf(good.ref), against: "" })}>${atOf(good.ref)}</a>` : "before the first"}; ${plural(answer.evaluations, "evaluation")}.</p>
+    <dl class="lineage"><div><dt>it read</dt><dd>${offsets(answer.windows) || "no record"}</dd></div>
+      <div><dt>which came from</dt><dd class="sources">${offsets(answer.source_windows) || "no record"}</dd></div></dl>
+    <${Record} record=${answer.record} route=${route} where=${where} />
+    ${answer.keys.length > 0 && html`<h3>${plural(answer.keys.length, "key")} turned bad</h3>
+      <div class="scroll" tabindex="0" role="region" aria-label="Keys that turned bad"><table class="grid"><thead><tr>${names.map((name) => html`<th scope="col">${name}</th>`)}<th scope="col">before</th><th scope="col">after</th></tr></thead>
+      <tbody>${answer.keys.slice(0, MOST_KEYS).map((each) => html`<tr>${names.map((name) => html`<td><a href=${address({ ...route, view: "key", names: [answer.stage, names.length > 1 ? JSON.stringify(Object.values(each.key)) : value(each.key[name])], at })}>${value(each.key[name])}</a></td>`)}<td>${sideOf(each.before)}</td><td>${sideOf(each.after)}</td></tr>`)}</tbody></table></div>`}
+    ${answer.keys.length > MOST_KEYS && html`<p class="note">and ${count(answer.keys.length - MOST_KEYS)} more</p>`}
+  </section>`;
+}
+
+const sideOf = (row) => (row ? Object.entries(row).map(([name, of]) => html`<span class="pair"><span class="note">${name}</span> ${value(of)}</span>`) : html`<span class="note">no row</span>`);
+
+// The record and its way; where the server has no program to run again, how to have it.
+function Record({ record, route, where }) {
+  if (!record?.address) {
+    return html`<p class="note">${record?.reason ? `Which record it was cannot be told: ${record.reason}` : "Which of these records it was, a replay says, with the program's file and a Spark:"}</p>
+      <${Command} label="the record" line=${command("bisect", route.app, "--where", where, "--code", "PROGRAM.py")} />`;
+  }
+  const parts = [["key", record.key], ...record.headers.map((each) => [`header ${each.name}`, each.value]), ["value", record.value]];
+  return html`<h3>the record <code>${record.address}</code></h3>
+    <dl class="lineage"><div><dt>sent</dt><dd><${Time} ms=${record.time_ms} /></dd></div>
+      ${parts.map(([name, of]) => html`<div><dt>${name}</dt><dd>${textOf(of)}</dd></div>`)}</dl>
+    ${record.hops.length > 0 && html`<h3>its way</h3><ol class="hops">${record.hops.map((hop) => html`<li><a href=${address({ ...route, view: "rows", names: [], at: versionOf(hop.stage, hop.version) })}>${hop.stage} v${hop.version}</a> turned bad with <code>${hop.record}</code>, one of ${plural(hop.records, "record")}</li>`)}</ol>`}`;
+}

@@ -1,0 +1,148 @@
+// What became of one key: its columns over time, and each change with the offsets behind it.
+
+import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
+import { path, query } from "../ask.js";
+import { Command, Empty, Problem, Time, useAsked } from "../parts.js";
+import { address, go, versionOf } from "../route.js";
+import { command, offsets, plural, tick, value } from "../words.js";
+
+const LIMIT = 500;
+const HEIGHT = 220;
+const INKS = ["--ink-1", "--ink-2", "--ink-3", "--ink-4", "--ink-5"];
+
+export function Key({ route, live, here }) {
+  const [table, key = ""] = route.names;
+  const asked = useAsked(table ? query(path("apps", route.app, "tables", table, "history"), { key, limit: LIMIT }) : "", live);
+  const changes = asked.data?.changes ?? [];
+  return html`<div class="tools"><h2>${table} <span class="keyname">${key}</span></h2>
+      <a href=${address({ ...route, view: "rows", names: [table], key: "" })}>all rows</a>
+      <a href=${address({ ...route, view: "rows", names: [table], key })}>its row at this moment</a>
+      <a href=${address({ ...route, view: "bisect", where: suggested(asked.data, table) })}>bisect</a></div>
+    <${Problem} problem=${asked.problem} />
+    ${asked.data && !changes.length && html`<${Empty}>No version that is left has a row of this key.<//>`}
+    ${changes.length > 0 && html`
+      <${Plot} changes=${changes} route=${route} />
+      ${here && html`<p class="note">${plural(changes.length, "change")}${changes.length === LIMIT ? ", the newest" : ""}${asked.data.whole_from ? `; older versions than v${asked.data.whole_from} were thinned out` : ""}</p>`}
+      <${Changes} changes=${changes} route=${route} />`}
+    <${Command} line=${command("history", route.app, table ?? "", key)} />`;
+}
+
+// A condition to begin a bisect with, for somebody to change: that the key's newest value is wrong.
+function suggested(data, table) {
+  const row = data?.changes.find((change) => change.after)?.after;
+  const column = row && Object.keys(row).find((name) => typeof row[name] === "number");
+  if (!column) return "";
+  const names = Object.entries(data.key).map(([name, of]) => `${name} = '${String(of).replaceAll("'", "''")}'`);
+  return `SELECT ${Object.keys(data.key).join(", ")} FROM ${table} WHERE ${names.join(" AND ")} AND ${column} > ${row[column] - 1}`;
+}
+
+// Loaded once it is needed; no module of its own.
+let plots;
+const loaded = () =>
+  (plots ??= new Promise((resolve, reject) => {
+    const sheet = Object.assign(document.createElement("link"), { rel: "stylesheet", href: "/page/vendor/uplot.css" });
+    const script = Object.assign(document.createElement("script"), { src: "/page/vendor/uplot.js", onload: () => resolve(globalThis.uPlot), onerror: reject });
+    document.head.append(sheet, script);
+  }));
+
+function columnsOf(changes) {
+  const names = new Set(changes.flatMap((change) => Object.keys(change.after ?? change.before ?? {})));
+  return [...names].filter((name) => changes.some((change) => typeof change.after?.[name] === "number"));
+}
+
+// Step lines: a value holds until the next change.
+function Plot({ changes, route }) {
+  const names = useMemo(() => columnsOf(changes), [changes]);
+  const [hidden, setHidden] = useState(new Set());
+  const [at, setAt] = useState(null);
+  const box = useRef(null);
+  const oldest = useMemo(() => [...changes].reverse(), [changes]);
+  const shown = names.filter((name) => !hidden.has(name));
+  useEffect(() => {
+    if (!shown.length) return undefined;
+    let plot;
+    let isGone = false;
+    const data = [oldest.map((change) => change.time_ms / 1000), ...shown.map((name) => oldest.map((change) => (typeof change.after?.[name] === "number" ? change.after[name] : null)))];
+    const draw = (uPlot) => {
+      if (isGone || !box.current) return;
+      const style = getComputedStyle(document.documentElement);
+      const ink = (name) => style.getPropertyValue(name).trim();
+      const probe = document.createElement("span");
+      box.current.append(probe);
+      const colour = (name) => ((probe.style.color = ink(name)), getComputedStyle(probe).color);
+      const [grid, words] = [colour("--line"), colour("--muted")];
+      const axis = { stroke: words, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, font: "11px system-ui" };
+      const long = oldest.at(-1).time_ms - oldest[0].time_ms;
+      const times = (_plot, splits) => splits.map((s) => tick(s * 1000, long));
+      const side = (scale) => ({ ...axis, scale, size: 64 });
+      const options = {
+        width: box.current.clientWidth, height: HEIGHT, cursor: { points: { size: 6 } }, legend: { show: false },
+        hooks: { setCursor: [(of) => setAt(of.cursor.idx ?? null)] },
+        scales: Object.fromEntries(shown.map((name, number) => [`y${number > 1 ? 1 : number}`, {}])),
+        series: [{}, ...shown.map((name, number) => ({ label: name, scale: `y${number > 1 ? 1 : number}`, stroke: colour(INKS[names.indexOf(name) % INKS.length]), width: 1.75, paths: uPlot.paths.stepped({ align: 1 }), points: { show: oldest.length < 80, size: 4 } }))],
+        axes: [{ ...axis, values: times }, side("y0"), ...(shown.length > 1 ? [{ ...side("y1"), side: 1, grid: { show: false } }] : [])],
+      };
+      probe.remove();
+      plot?.destroy();
+      plot = new uPlot(options, data, box.current);
+      plot.over.addEventListener("click", () => {
+        const change = oldest[plot.cursor.idx];
+        if (change) go({ ...route, at: versionOf(change.stage, change.version) });
+      });
+    };
+    loaded().then((uPlot) => {
+      draw(uPlot);
+      if (!isGone) dark.addEventListener("change", redraw);
+    });
+    const redraw = () => loaded().then(draw);
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    const seen = new ResizeObserver(() => plot?.setSize({ width: box.current.clientWidth, height: HEIGHT }));
+    seen.observe(box.current);
+    const theme = new MutationObserver(redraw);
+    theme.observe(document.documentElement, { attributeFilter: ["data-theme"] });
+    return () => {
+      isGone = true;
+      dark.removeEventListener("change", redraw);
+      seen.disconnect();
+      theme.disconnect();
+      plot?.destroy();
+    };
+  }, [changes, shown.join(" ")]);
+  const toggle = (name) => setHidden((old) => (old.has(name) ? new Set([...old].filter((each) => each !== name)) : new Set([...old, name])));
+  if (!names.length) return null;
+  return html`<figure class="plot">
+    <div ref=${box} role="img" aria-label=${`${shown.join(", ")} over time; the table below has each change`}></div>
+    <figcaption>${names.map((name, number) => html`<label><input type="checkbox" checked=${!hidden.has(name)} onChange=${() => toggle(name)} /><span class="ink" style=${{ background: `var(${INKS[number % INKS.length]})` }}></span>${name}${oldest[at] && !hidden.has(name) ? html` <strong>${value(oldest[at].after?.[name])}</strong>` : ""}</label>`)}${oldest[at] && html`<span class="note">v${oldest[at].version}, <${Time} ms=${oldest[at].time_ms} /></span>`}</figcaption>
+  </figure>`;
+}
+
+function Changes({ changes, route }) {
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Changes">
+    <table class="grid"><thead><tr><th scope="col">committed</th><th scope="col">version</th><th scope="col">what</th><th scope="col">before</th><th scope="col">after</th><th scope="col">read from</th></tr></thead>
+    <tbody>${changes.map((change) => html`<${Change} key=${change.version} change=${change} route=${route} />`)}</tbody></table>
+  </div>`;
+}
+
+function Change({ change, route }) {
+  const { stage, version, before, after } = change;
+  const names = Object.keys(after ?? before ?? {}).filter((name) => !before || !after || value(before[name]) !== value(after[name]));
+  const side = (row) => (row ? names.map((name) => html`<span class="pair"><span class="note">${name}</span> ${value(row[name])}</span>`) : html`<span class="note">no row</span>`);
+  const what = change.expired ? "expired" : change.inherited ? `${change.change}, ${change.inherited}` : change.change;
+  const to = { ...route, view: "rows", names: [route.names[0]], at: versionOf(stage, version), against: version > 1 ? versionOf(stage, version - 1) : "" };
+  return html`<tr>
+    <td><${Time} ms=${change.time_ms} /></td>
+    <td><a data-row href=${address(to)} title="what this version changed">v${version}</a></td>
+    <td>${what}${change.gap ? ", several at once" : ""}</td><td>${side(before)}</td><td>${side(after)}</td>
+    <td><${Behind} app=${route.app} stage=${stage} version=${version} windows=${change.windows} /></td>
+  </tr>`;
+}
+
+// The offsets that a version read; and on demand those of users' topics that these came from.
+export function Behind({ app, stage, version, windows }) {
+  const [isOpen, setOpen] = useState(false);
+  const found = useAsked(isOpen ? query(path("apps", app, "lineage"), { stage, version }) : "");
+  return html`<span class="offsets">${offsets(windows) || "–"}</span>
+    ${windows?.length > 0 && html` <button type="button" class="quiet" aria-expanded=${isOpen} onClick=${() => setOpen(!isOpen)} aria-label=${`Records behind ${stage} v${version}`}>records</button>`}
+    ${isOpen && found.data && html`<div class="way">${found.data.sources.map((one) => html`<div><strong>${one.topic}[${one.partition}]</strong> ${one.start} to ${one.end}</div>`)}${!found.data.sources.length && "no record of a topic"}</div>`}
+    ${isOpen && found.problem && html`<div class="warn">${found.problem.message}</div>`}`;
+}

@@ -1,0 +1,142 @@
+// A table at the moment, and how each row was at another one.
+
+import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
+import { ask, path, query } from "../ask.js";
+import { address, go, moment } from "../route.js";
+import { Command, Empty, Problem, useAsked } from "../parts.js";
+import { command, count, identifier, isNumber, keyText, plural, ref, shortened, value } from "../words.js";
+
+const LIMIT = 100;
+
+export function Rows(props) {
+  const { route, here } = props;
+  const tables = Object.keys(here?.tables ?? {});
+  if (!here) return null;
+  if (!tables.length) return html`<${Empty}>No stage of this app keeps state at this moment.<//>`;
+  const table = route.names[0] || tables[0];
+  return html`<div class="tools">
+      <ul class="chips" aria-label="Tables">${tables.map((name) => html`<li><a href=${address({ ...route, view: "rows", names: [name], where: "", key: "" })} aria-current=${name === table ? "true" : undefined}>${name}</a></li>`)}</ul>
+      <${Filter} route=${route} table=${table} me=${props.me} />
+    </div>
+    <${route.where ? Queried : route.key ? One : Paged} key=${table} ...${props} table=${table} />`;
+}
+
+// By key, or by a condition in SQL.
+function Filter({ route, table, me }) {
+  const [kind, setKind] = useState(route.where ? "where" : "key");
+  const [text, setText] = useState(route.where || route.key || "");
+  useEffect(() => setText(route.where || route.key || ""), [route.where, route.key]);
+  const submit = (event) => {
+    event.preventDefault();
+    go({ ...route, names: [table], view: "rows", where: kind === "where" ? text : "", key: kind === "key" ? text : "" });
+  };
+  return html`<form class="filter" role="search" onSubmit=${submit}>
+    <label class="unseen" for="kind">Filter by</label>
+    <select id="kind" value=${kind} onChange=${(event) => setKind(event.target.value)}><option value="key" selected=${kind === "key"}>key</option>${me.verbs.includes("sql") && html`<option value="where" selected=${kind === "where"}>where</option>`}</select>
+    <label class="unseen" for="filter">${kind === "key" ? "Key" : "Condition in SQL"}</label>
+    <input id="filter" data-filter value=${text} onInput=${(event) => setText(event.target.value)} placeholder=${kind === "key" ? "a key" : "delay > 1000"} spellcheck="false" autocapitalize="off" autocomplete="off" />
+    <button>Find</button>
+    ${(route.where || route.key) && html`<button type="button" class="quiet" onClick=${() => go({ ...route, where: "", key: "" })}>clear</button>`}
+  </form>`;
+}
+
+const ofMoment = (other) => (other ? { against: moment(other).ref, against_stage: moment(other).stage } : {});
+
+function Paged({ route, at, table, live, isNow, than }) {
+  const [starts, setStarts] = useState([""]);
+  const base = path("apps", route.app, "at", at.ref, "tables", table, "rows");
+  const asked = useAsked(query(base, { stage: at.stage, limit: LIMIT, start: starts.at(-1), ...ofMoment(route.against) }), isNow ? live : 0);
+  const found = asked.data;
+  const changed = (found?.changes ?? []).filter(Boolean).length;
+  const line = route.against
+    ? command("diff", ref(route.app, route.against), ref(route.app, route.at), "--table", table)
+    : command("query", ref(route.app, route.at), `FROM ${identifier(table)} LIMIT ${LIMIT}`);
+  return html`<${Problem} problem=${asked.problem} />
+    ${found && html`<p class="note" aria-live="off">${table} v${found.version}${starts.length > 1 ? `, page ${starts.length}` : ""}: ${plural(found.rows.length, "row")} of at most ${count(found.keys_at_most)}, as they are stored${route.against && than ? `; ${changed ? plural(changed, "differs", "differ") : "none differs"} here` : ""}</p>
+      <${Table} label=${`Rows of ${table}`} found=${found} route=${route} table=${table} isBusy=${asked.isBusy} />
+      <div class="pages">
+        <button type="button" disabled=${starts.length < 2} onClick=${() => setStarts(starts.slice(0, -1))}>Back</button>
+        <button type="button" disabled=${found.next == null} onClick=${() => setStarts([...starts, found.next])}>More rows</button>
+        ${route.against && html`<${AllDifferences} route=${route} table=${table} />`}
+      </div>`}
+    <${Command} line=${line} />`;
+}
+
+function One({ route, at, table, live, isNow }) {
+  const base = path("apps", route.app, "at", at.ref);
+  const asked = useAsked(query(`${base}${path("tables", table)}`, { key: route.key, stage: at.stage }), isNow ? live : 0);
+  const about = useAsked(query(base, { stage: at.stage }), isNow ? live : 0);
+  const columns = about.data?.tables.find((each) => each.table === table)?.columns;
+  const rows = asked.data?.rows.filter(Boolean) ?? [];
+  return html`<${Problem} problem=${asked.problem} />
+    ${asked.data && !rows.length && html`<${Empty}>There is no row with this key at this moment.<//>`}
+    ${rows.length > 0 && columns && html`<${Table} label=${`Row of ${table}`} found=${{ columns, rows }} route=${route} table=${table} />`}
+    <${Command} line=${command("get", ref(route.app, route.at), table, route.key)} />`;
+}
+
+function Queried({ route, at, table, live, isNow }) {
+  const sql = `FROM ${identifier(table)} WHERE ${route.where}`;
+  const base = path("apps", route.app, "at", at.ref);
+  const asked = useAsked(query(`${base}/query`, { sql, limit: LIMIT, stage: at.stage }), isNow ? live : 0);
+  const about = useAsked(query(base, { stage: at.stage }), isNow ? live : 0);
+  const keys = new Set(about.data?.tables.find((each) => each.table === table)?.columns.filter((each) => each.key).map((each) => each.name));
+  const columns = asked.data?.columns.map((each) => ({ ...each, key: keys.has(each.name) }));
+  return html`<${Problem} problem=${asked.problem} />
+    ${asked.isBusy && !asked.data && html`<p class="note">asking …</p>`}
+    ${asked.data && html`<p class="note">${plural(asked.data.rows.length, "row")}${asked.data.cut_off ? ", and there are more" : ""}</p>
+      <${Table} label=${`Rows of ${table}`} found=${{ columns, rows: asked.data.rows }} route=${route} table=${table} isBusy=${asked.isBusy} />`}
+    <${Command} line=${command("query", ref(route.app, route.at), sql)} />`;
+}
+
+// All rows that differ, however many others there are: that costs what was written between the two.
+function AllDifferences({ route, table }) {
+  const [found, set] = useState(null);
+  const control = useRef(null);
+  useEffect(() => {
+    set(null);
+    return () => control.current?.abort();
+  }, [route.at, route.against, table]);
+  const look = async () => {
+    control.current = new AbortController();
+    const [one, other] = [moment(route.against), moment(route.at)];
+    const between = { before: one.ref, before_stage: one.stage, after: other.ref, after_stage: other.stage, table };
+    try {
+      const data = await ask(query(path("apps", route.app, "diff"), between), { signal: control.current.signal });
+      set({ data: data.tables[0] });
+    } catch (problem) {
+      if (problem.name !== "AbortError") set({ problem });
+    }
+  };
+  if (!found) return html`<button type="button" onClick=${look}>All that differs</button>`;
+  if (found.problem) return html`<${Problem} problem=${found.problem} />`;
+  const { added, removed, changed } = found.data;
+  return html`<span class="note">in the whole table ${count(added)} added, ${count(removed)} removed, ${count(changed)} changed</span>`;
+}
+
+// Rows as text. What differs from the other moment stands beside what it was.
+export function Table({ label, found, route, table, isBusy = false }) {
+  const { columns, rows, changes = [], before = [] } = found;
+  if (!rows.length) return html`<${Empty}>There is no row here.<//>`;
+  return html`<div class=${`scroll ${isBusy ? "busy" : ""}`} tabindex="0" role="region" aria-label=${label}>
+    <table class="grid rows">
+      <thead><tr>${changes.length > 0 && html`<th scope="col"><span class="unseen">change</span></th>`}${columns.map((each) => html`<th scope="col" class=${isNumber(each.type) ? "right" : ""} title=${each.type}>${each.name}${each.key && html`<span class="keymark" title="key"> key</span>`}</th>`)}</tr></thead>
+      <tbody>${rows.map((row, at) => html`<${Row} columns=${columns} row=${row ?? before[at]} change=${changes[at]} was=${row ? before[at] : null} withChange=${changes.length > 0} route=${route} table=${table} />`)}</tbody>
+    </table>
+  </div>`;
+}
+
+const SIGN = { added: "+", removed: "−", changed: "~" };
+
+function Row({ columns, row, change, was, withChange, route, table }) {
+  const isFirst = (each) => each === columns.find((column) => column.key);
+  return html`<tr class=${change || ""}>
+    ${withChange && html`<td class="sign" title=${change || "the same"}>${SIGN[change] ?? ""}<span class="unseen">${change || ""}</span></td>`}
+    ${columns.map((each) => {
+      const text = value(row[each.name]);
+      const old = was && value(was[each.name]) !== text ? value(was[each.name]) : null;
+      const shape = `${isNumber(each.type) ? "right" : ""} ${text.length > 48 ? "long" : ""} ${row[each.name] == null ? "null" : ""} ${old != null ? "differs" : ""}`;
+      const inner = isFirst(each) ? html`<a data-row href=${address({ ...route, view: "key", names: [table, keyText(columns, row)], key: "", where: "" })}>${shortened(text)}</a>` : shortened(text);
+      return html`<td class=${shape}>${old != null && html`<del>${shortened(old)}</del> `}${inner}</td>`;
+    })}
+  </tr>`;
+}

@@ -1,0 +1,89 @@
+// How times, numbers and values are written, and the command line for what is shown.
+
+import { moment } from "./route.js";
+
+const withDate = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const withYear = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const minutes = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
+
+export const time = (ms) => (ms ? (Date.now() - ms > 300 * 86_400_000 ? withYear : withDate).format(ms) : "–");
+export const iso = (ms) => new Date(ms).toISOString();
+
+// As short as a span of times allows.
+export const tick = (ms, span) => (span < 600_000 ? clock : span < 2 * 86_400_000 ? minutes : day).format(ms);
+
+export function span(ms) {
+  const s = Math.round(Math.abs(ms) / 1000);
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min${s % 60 && s < 600 ? ` ${s % 60} s` : ""}`;
+  if (s < 86_400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  return `${Math.floor(s / 86_400)} d${s < 3 * 86_400 ? ` ${Math.floor((s % 86_400) / 3600)} h` : ""}`;
+}
+
+export const ago = (ms, now = Date.now()) => (now - ms < 1500 ? "now" : `${span(now - ms)} ago`);
+
+const whole = new Intl.NumberFormat("en");
+export const count = (number) => (number == null ? "?" : whole.format(number));
+export const plural = (number, what, several = `${what}s`) => `${count(number)} ${number === 1 ? what : several}`;
+
+export function size(bytes) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let at = 0;
+  for (; bytes >= 1024 && at < units.length - 1; at++) bytes /= 1024;
+  return `${at && bytes < 100 ? bytes.toFixed(1) : Math.round(bytes)} ${units[at]}`;
+}
+
+// One value of a table: the user's own, so nothing is rounded or grouped.
+export function value(given) {
+  if (given == null) return "NULL";
+  if (typeof given === "object") return JSON.stringify(given);
+  return String(given);
+}
+
+// As much of it as a cell has room for.
+export const shortened = (text, most = 300) => (text.length > most ? `${text.slice(0, most)}… (${count(text.length)} characters)` : text);
+
+export const isNumber = (type) => /^(u?int|float|double|half|decimal)/.test(type);
+
+// A key as routes and the command line take it.
+export function keyText(columns, row) {
+  const names = columns.filter((column) => column.key).map((column) => column.name);
+  if (names.length > 1) return JSON.stringify(names.map((name) => row[name]));
+  return row[names[0]] == null ? "\\N" : value(row[names[0]]);
+}
+
+// Windows of offsets, each topic once: `flights[0] 3 to 17, [1] 5 to 9`.
+export function offsets(windows) {
+  const topics = new Map();
+  for (const each of windows ?? []) {
+    const parts = topics.get(each.topic) ?? topics.set(each.topic, []).get(each.topic);
+    parts.push(`[${each.partition}] ${each.start} to ${each.end}`);
+  }
+  return [...topics].map(([topic, parts]) => topic + parts.join(", ")).join("; ");
+}
+
+// Bytes, which come as hexadecimal, as the text that they are.
+export function textOf(hex) {
+  if (hex == null) return "NULL";
+  const bytes = Uint8Array.from(hex.match(/../g) ?? [], (pair) => Number.parseInt(pair, 16));
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(bytes).slice(0, 2000);
+  } catch {
+    return hex.slice(0, 2000);
+  }
+}
+
+// A word as a shell takes it.
+export const quoted = (word) => (/^[\w@%+=:,./~-]+$/.test(word) ? word : `'${String(word).replaceAll("'", `'\\''`)}'`);
+export const identifier = (name) => (/^[a-z_][a-z0-9_]*$/.test(name) ? name : `"${name.replaceAll('"', '""')}"`);
+
+// A moment as the command line names it.
+export function ref(app, at) {
+  const { stage, ref: of } = moment(at);
+  if (stage) return `${app}/${stage}@${of}`;
+  return of === "now" ? app : `${app}@${of}`;
+}
+
+export const command = (...words) => ["slackwater", ...words.filter((word) => word !== "" && word != null).map(quoted)].join(" ");

@@ -1,0 +1,101 @@
+"""Agents: programs that have MCP's own client session, over HTTP or with a process of their own."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from tests.support.histories import FlightsApp
+
+from ..conftest import FAST, HERE, serving
+
+
+@dataclass
+class Agent:
+    """Calls tools, one after the other, and remembers all that it was told."""
+
+    portal: BlockingPortal
+    session: Client
+    answers: list[str] = field(default_factory=list)
+    failed: bool = False
+
+    def __call__(self, tool: str, **arguments: Any) -> Any:
+        """What a tool answers; `failed` says whether that is an error."""
+        found = self.portal.call(lambda: self.session.call_tool(tool, arguments))
+        (content,) = found.content
+        self.failed = found.is_error
+        self.answers.append(content.text)
+        return msgspec.json.decode(content.text)
+
+    def fails(self, tool: str, **arguments: Any) -> dict[str, str]:
+        """The error of a tool."""
+        found: dict[str, str] = self(tool, **arguments)
+        assert self.failed, found
+        assert found.keys() >= {"error", "message", "hint"}
+        return found
+
+    @property
+    def tools(self) -> dict[str, Any]:
+        """The tools that there are, by name."""
+        return {each.name: each for each in self.portal.call(self.session.list_tools).tools}
+
+
+@contextmanager
+def connected(session: AbstractAsyncContextManager[Client]) -> Iterator[Agent]:
+    """An agent that has a session."""
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(session) as opened:
+        yield Agent(portal, opened)
+
+
+@contextmanager
+def agent_at(url: str, token: str = "", **how: Any) -> Iterator[Agent]:
+    """An agent of an instance."""
+
+    @asynccontextmanager
+    async def session() -> AsyncIterator[Client]:
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=60) as http,
+            Client(streamable_http_client(f"{url}/mcp", http_client=http), **how) as opened,
+        ):
+            yield opened
+
+    with connected(session()) as agent:
+        yield agent
+
+
+@pytest.fixture(scope="session")
+def agents_at(written: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Instances with agents of the app that nobody changes, by whether values are shown."""
+    found: dict[bool, str] = {}
+    with ExitStack() as stack:
+
+        def begun(shows_values: bool = False) -> str:
+            if shows_values not in found:
+                cache = tmp_path_factory.mktemp("cache")
+                how = {"with_agents": True, "shows_values": shows_values}
+                found[shows_values] = stack.enter_context(serving(written.store.url, cache, HERE, FAST, **how))
+            return found[shows_values]
+
+        yield begun
+
+
+@pytest.fixture
+def masked(agents_at: Any) -> Iterator[Agent]:
+    """An agent that may not see values."""
+    with agent_at(agents_at()) as agent:
+        yield agent
+
+
+@pytest.fixture
+def seeing(agents_at: Any) -> Iterator[Agent]:
+    """One that may."""
+    with agent_at(agents_at(shows_values=True)) as agent:
+        yield agent

@@ -1,0 +1,41 @@
+"""With the program that ran, a search goes on to the record, and a batch is run again, on a Spark of the server's."""
+
+from pathlib import Path
+
+import pytest
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.serve.service import ServeOptions
+
+from tests.pipeline.replay.test_record import plant
+from tests.support.running import LEDGER, Ledger
+
+from ..conftest import HERE, serving
+from .conftest import agent_at
+
+HUGE = 5_000_000
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+def test_a_search_goes_on_to_the_record_and_a_batch_is_run_again(
+    kafka: EmbeddedKafka, one_spark: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(kafka.bootstrap, tmp_path)
+    ledger.send(100)
+    address = plant(ledger, HUGE, account="quokka")
+    ledger.send(50)
+    ledger.catch_up(max_records=50)
+    for name, value in ledger.environment().items():
+        monkeypatch.setenv(name, value)
+    options = ServeOptions(programs={ledger.app: LEDGER})
+    at = serving(ledger.store, tmp_path / "cache", HERE, options, kafka.bootstrap, with_agents=True)
+    with at as url, agent_at(url) as agent:
+        where = f"SELECT account FROM accounts WHERE balance > {HUGE // 2}"
+        found = agent("bisect", app=ledger.app, where=where)
+        record = found["record"]
+        assert f"{record['topic']}[{record['partition']}]@{record['offset']}" == address, found
+        first_bad = found["first_bad"]
+        again = agent("replay", app=ledger.app, stage=first_bad["stage"], version=first_bad["version"])
+        assert again["same"], again
+        assert again["keys_that_differ"] == 0
+        assert [each for each in agent.answers if "quokka" in each or str(HUGE) in each] == []

@@ -1,0 +1,254 @@
+"""Each tool answers for a written history; no answer has a value for who may not see it; all of them are bounded."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from slackwater.serve.agents.declared import TOOLS
+from slackwater.serve.audit import AUDIT
+from slackwater.serve.service import ServeOptions
+from slackwater.store.objects.local import LocalStore
+
+from tests.support.histories import Flight, FlightsApp
+
+from ..conftest import HERE, serving
+from .conftest import Agent, agent_at
+from .planted import written as archived
+
+APP = "flights"
+HIDDEN = ("quokka", "wombat", "7654321", "8765432")
+"""Parts of tails, carriers and numbers of the history that hides."""
+OWN = "numbat"
+"""A carrier whose name the agent knows, and gives."""
+WALK: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("apps", {}),
+    ("apps", {"app": APP}),
+    ("log", {"app": APP, "limit": 3}),
+    ("query", {"app": APP, "sql": "SELECT carrier, flights, count(*) AS n FROM carriers GROUP BY ALL"}),
+    ("get", {"app": APP, "table": "carriers", "keys": [OWN, "nobody"], "columns": ["carrier", "delay"]}),
+    ("diff", {"app": APP, "before": "~3"}),
+    ("history", {"app": APP, "table": "carriers", "key": OWN}),
+    ("bisect", {"app": APP, "where": "SELECT carrier FROM carriers WHERE delay > 7000000"}),
+    ("verify", {"app": APP, "deep": True}),
+)
+
+
+@pytest.fixture(scope="module")
+def hiding(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
+    """An app whose values can be searched for in whatever is said."""
+    folder = tmp_path_factory.mktemp("hiding")
+    flights = [Flight(f"quokka{n % 5}", ("wombat", OWN)[n % 2], 3) for n in range(40)]
+    flights[25] = Flight("quokka9", OWN, 7_654_321)
+    return archived(LocalStore(folder / "store"), flights, a_batch=10)
+
+
+@pytest.fixture(scope="module")
+def blind(hiding: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    """An agent of it that may not see values."""
+    with serving(hiding.store.url, tmp_path_factory.mktemp("c"), with_agents=True) as url, agent_at(url) as agent:
+        yield agent
+
+
+def test_tools_are_few_read_only_and_described(masked: Agent) -> None:
+    tools = masked.tools
+    assert [*tools] == [*TOOLS] == ["apps", "log", "query", "get", "diff", "history", "bisect", "replay", "verify"]
+    for each in tools.values():
+        assert each.annotations.read_only_hint
+        assert not each.annotations.destructive_hint
+        assert len(each.description) > 100
+        assert each.input_schema["type"] == "object"
+        assert each.input_schema["additionalProperties"] is False
+        assert all(one.get("description") for one in each.input_schema["properties"].values())
+    assert tools["get"].input_schema["required"] == ["app", "table", "keys"]
+    assert "apps" in (masked.session.instructions or "")
+
+
+@pytest.mark.parametrize(("tool", "arguments"), WALK, ids=[f"{tool} {len(how)}" for tool, how in WALK])
+def test_each_tool_answers_and_hides(blind: Agent, tool: str, arguments: dict[str, Any]) -> None:
+    found = blind(tool, **arguments)
+    assert not blind.failed, found
+    assert found
+    assert [each for each in HIDDEN if each in blind.answers[-1]] == []
+
+
+def test_values_are_shown_to_who_may_see_them(seeing: Agent, written: FlightsApp) -> None:
+    rows = seeing("query", app=APP, sql="SELECT carrier, flights FROM carriers ORDER BY 1")["rows"]
+    expected = [{"carrier": each, "flights": written.state["carriers"][each][0]} for each in ("C0", "C1", "C2")]
+    assert rows == expected
+    (got,) = seeing("get", app=APP, table="carriers", keys=["C1"])["rows"]
+    assert got["row"]["flights"] == written.state["carriers"]["C1"][0]
+    assert seeing("history", app=APP, table="carriers", key="C1", limit=1)["changes"][0]["after"] == {
+        name: got["row"][name] for name in ("flights", "delay")
+    }
+
+
+def test_what_is_no_value_is_shown_to_all(masked: Agent, written: FlightsApp) -> None:
+    verdict = masked("bisect", app=APP, where="SELECT carrier FROM carriers WHERE flights >= 9")
+    assert verdict["first_bad"]["stage"] == "carriers"
+    assert {each["topic"] for each in verdict["input"]} == {"flights"}
+    assert masked("apps", app=APP)["versions"] == {stage: head.version for stage, head in written.heads.items()}
+    counted = masked("query", app=APP, sql="SELECT carrier, count(*) AS n, max(flights) FROM carriers GROUP BY 1")
+    assert [each["n"] for each in counted["rows"]] == [1, 1, 1]
+
+
+def test_equal_values_have_one_name_which_stands_for_them(blind: Agent) -> None:
+    def name(text: str) -> str:
+        assert text.startswith('"••••" (6 characters) #')
+        return text.rpartition(" ")[2]
+
+    others = f"SELECT carrier FROM carriers WHERE carrier <> '{OWN}'"
+    by_query = blind("query", app=APP, sql=others)["rows"][0]["carrier"]
+    verdict = blind("bisect", app=APP, where=f"SELECT carrier FROM carriers WHERE flights > 2 AND carrier <> '{OWN}'")
+    key = verdict["keys"][0]["key"]["carrier"]
+    assert by_query == key
+    (row,) = blind("get", app=APP, table="carriers", keys=[name(key)])["rows"]
+    assert row["row"]["carrier"] == key
+    assert blind("history", app=APP, table="carriers", key=key)["changes"]
+    again = blind("query", app=APP, sql=f"SELECT count(*) AS n FROM carriers WHERE carrier = '{name(key)}'")
+    assert again["rows"] == [{"n": 1}]
+    called = blind("query", app=APP, sql=f"SELECT carrier = '{name(key)}', '{name(key)}' FROM carriers")["columns"]
+    assert [each["name"] for each in called] == [f"(carrier = '{name(key)}')", f"'{name(key)}'"]
+    number = blind("query", app=APP, sql="SELECT sum(flights) FROM carriers")["rows"][0]["sum(flights)"]
+    as_double = blind("query", app=APP, sql="SELECT count(*)::DOUBLE + 0 AS n FROM input('flights')")
+    assert as_double["rows"][0]["n"] == number
+    assert [each for each in HIDDEN if any(each in one for one in blind.answers)] == []
+
+
+def test_a_name_that_was_never_given_stands_for_nothing(blind: Agent) -> None:
+    for tool, how in (
+        ("get", {"table": "carriers", "keys": ["#0123456789ab"]}),
+        ("query", {"sql": "FROM carriers WHERE carrier = '#0123456789ab'"}),
+    ):
+        assert blind.fails(tool, app=APP, **how)["error"] == "NotFound"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT carrier::INT FROM carriers",
+        "SELECT error(carrier) FROM carriers",
+        "SELECT error(tail || delay) FROM aircraft",
+        "SELECT carrier::DATE FROM carriers",
+        "SELECT strptime(carrier, '%Y') FROM carriers",
+        "SELECT json_extract(carrier, '$.x') FROM carriers",
+        "SELECT decode(value)::INT FROM input('flights')",
+        "SELECT delay::TINYINT FROM aircraft",
+        "SELECT regexp_matches(tail, carrier || '(') FROM aircraft, carriers",
+        "SELECT list_value(carrier)[1]::UUID FROM carriers",
+        "PIVOT carriers ON carrier USING sum(flights)",
+        "FROM (PIVOT aircraft ON tail USING first(delay))",
+        "SELECT * FROM (pivot_wider carriers ON carrier USING sum(flights))",
+    ],
+)
+def test_an_error_quotes_no_value(blind: Agent, sql: str) -> None:
+    blind.fails("query", app=APP, sql=sql)
+    blind("bisect", app=APP, where=sql)  # which may look at no row that fails
+    assert [each for each in HIDDEN if any(each in answer for answer in blind.answers[-2:])] == []
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        'SELECT carrier AS "offset", delay AS partition FROM carriers',
+        'SELECT "offset" FROM (SELECT carrier AS "offset" FROM carriers)',
+        'SELECT "offset" FROM input(\'flights\') AS t(a, b, c, d, e, "offset", g, h)',
+        "SELECT t.partition FROM input('flights') AS t(a, b, c, d, e, partition)",
+        'SELECT "offset" FROM (SELECT value AS "offset" FROM input(\'flights\'))',
+        "SELECT * FROM carriers AT '~1' AS t(\"offset\", partition)",
+        'WITH input AS (SELECT carrier AS "offset" FROM carriers) SELECT "offset" FROM input',
+        "SELECT count(*), carrier AS count FROM carriers GROUP BY ALL",
+        "SELECT carrier AS n, count(*) AS n FROM carriers GROUP BY ALL",
+        "SELECT count(*) AS n UNION ALL SELECT delay FROM aircraft",
+        "SELECT min(carrier), max(tail), list(tail), string_agg(tail) FROM aircraft, carriers",
+        "SUMMARIZE aircraft",
+        "SELECT _version AS v, delay AS _version FROM versions('aircraft')",
+        "SELECT {a: carrier, b: [delay]} FROM carriers",
+        "SELECT MAP([carrier], [delay]) FROM carriers",
+        "SELECT encode(carrier), hash(carrier) FROM carriers",
+    ],
+)
+def test_no_way_around(blind: Agent, sql: str) -> None:
+    found = blind("query", app=APP, sql=sql)
+    assert [each for each in HIDDEN if each in blind.answers[-1]] == [], found
+
+
+def test_an_answer_has_no_more_than_it_may_and_says_what_was_left_out(hiding: FlightsApp, tmp_path: Path) -> None:
+    small = ServeOptions(every_s=0.02, answer_bytes=2_000)
+    at = serving(hiding.store.url, tmp_path / "cache", HERE, small, with_agents=True, shows_values=True)
+    with at as url, agent_at(url) as agent:
+        found = agent("query", app=APP, sql="SELECT range AS n FROM range(400)", limit=400)
+        assert 0 < len(found["rows"]) < 400
+        assert f"{len(found['rows'])} of 400" in found["cut_off"]
+        found = agent("query", app=APP, sql="SELECT repeat('x', 5000) AS x", limit=1)
+        assert agent.failed or found["rows"] == []
+        wide = "SELECT " + ", ".join(f"1 AS c{n}" for n in range(500))
+        assert agent.fails("query", app=APP, sql=wide)["error"] == "TooMuch"
+        assert max(map(len, agent.answers)) < 3_000
+
+
+def test_rows_beyond_what_was_asked_for_are_cut_off_and_that_is_said(masked: Agent) -> None:
+    found = masked("query", app=APP, sql="FROM range(100)", limit=2)
+    assert len(found["rows"]) == 2
+    assert "more than 2 rows" in found["cut_off"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "error"),
+    [
+        ("query", {"app": APP, "sql": "FROM '/etc/passwd'"}, "NotFound"),
+        ("query", {"app": APP, "sql": "FROM read_text('/etc/passwd')"}, "Usage"),
+        ("query", {"app": APP, "sql": "COPY carriers TO '/tmp/x'"}, "Usage"),
+        ("query", {"app": APP, "sql": ""}, "Usage"),
+        ("query", {"app": APP, "sql": 7}, "Usage"),
+        ("query", {"app": APP}, "Usage"),
+        ("query", {"app": APP, "sql": "FROM carriers", "limit": 10**9}, "Usage"),
+        ("query", {"app": APP, "sql": "FROM carriers", "ref": "../../x"}, "Usage"),
+        ("query", {"app": APP, "sql": "SELECT nothing FROM carriers"}, "NotFound"),
+        ("query", {"app": "../etc", "sql": "FROM carriers"}, "Usage"),
+        ("query", {"app": "nobodys", "sql": "FROM carriers"}, "NotFound"),
+        ("log", {"app": APP, "limt": 3}, "Usage"),
+        ("log", {"app": APP, "limit": 0}, "Usage"),
+        ("log", {"app": APP, "stage": "nothing"}, "NotFound"),
+        ("get", {"app": APP, "table": "carriers", "keys": []}, "Usage"),
+        ("get", {"app": APP, "table": "carriers", "keys": "C1"}, "Usage"),
+        ("get", {"app": APP, "table": "carriers", "keys": [{"a": [None] * 50}]}, "Usage"),
+        ("get", {"app": APP, "table": "carriers", "keys": ["x" * 20_000]}, "Usage"),
+        ("get", {"app": APP, "table": "carriers", "keys": ["C1"], "columns": ["nothing"]}, "NotFound"),
+        ("get", {"app": APP, "table": "nothing", "keys": ["C1"]}, "NotFound"),
+        ("diff", {"app": APP, "before": "\x00"}, "Usage"),
+        ("diff", {"app": APP, "before": "none-such"}, "NotFound"),
+        ("history", {"app": APP, "table": "carriers"}, "Usage"),
+        ("bisect", {"app": APP}, "Usage"),
+        ("bisect", {"app": APP, "where": "DROP TABLE carriers"}, "Usage"),
+        ("bisect", {"app": APP, "where": "SELECT carrier FROM carriers WHERE flights < 0"}, "Refused"),
+        ("replay", {"app": APP, "stage": "carriers", "version": 3}, "Refused"),
+        ("replay", {"app": APP, "stage": "carriers", "version": -1}, "Usage"),
+        ("verify", {"app": APP, "ref": "none-such"}, "NotFound"),
+        ("verify", {"app": APP, "deep": "perhaps"}, "Usage"),
+        ("forget", {"app": APP}, "NotFound"),
+        ("", {}, "NotFound"),
+    ],
+)
+def test_what_cannot_be_answered_is_an_error_with_words(
+    masked: Agent, written: FlightsApp, tool: str, arguments: dict[str, Any], error: str
+) -> None:
+    found = masked.fails(tool, **arguments)
+    assert found["error"] == error, found
+    assert written.store.url not in masked.answers[-1]
+    assert "root:" not in masked.answers[-1]
+
+
+def test_a_line_for_the_audit_has_no_values(masked: Agent, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, AUDIT.name):
+        masked("get", app=APP, table="carriers", keys=["C1", "C2"])
+        masked("query", app=APP, sql="SELECT 'C1' FROM carriers WHERE flights > 17")
+        masked("bisect", app=APP, where="SELECT carrier FROM carriers WHERE flights >= 9 AND carrier <> 'C9'")
+        lines = [each.getMessage() for each in caplog.records if each.name == AUDIT.name]
+    found = [msgspec.json.decode(each) for each in lines]
+    assert [each["what"] for each in found] == ["mcp get", "mcp query", "mcp bisect"]
+    assert {each["status"] for each in found} == {200}
+    told = str([each["asked"] for each in found])
+    assert [each for each in ("C1", "C2", "C9", "17") if each in told] == []

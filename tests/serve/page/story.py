@@ -1,0 +1,94 @@
+"""An app with a past to look at: flights whose delays come in seconds for one carrier from some batch on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from msgspec.structs import replace
+from slackwater.client import Client
+from slackwater.instants import now_ms
+from slackwater.settings import Settings
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.sst.hashing import hash_keys
+from slackwater.store.versions.apps import ensure_app
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Program, Sst, Table
+
+from tests.support.histories import STAGES, Clock, Flight, FlightsApp, Kafka, write_parts
+
+CARRIERS = ("UA", "B6", "EV", "DL", "AA", "MQ", "US", "9E", "WN", "VX", "FL", "AS")
+WRONG = "UA"
+A_BATCH = 24
+_PAUSE_MS = 20_000
+
+
+def flights(count: int, *, aircraft: int = 90, seed: int = 1, wrong_from: int | None = None) -> list[Flight]:
+    """So many; from a number on one carrier's delays are in seconds instead of minutes."""
+    random = np.random.default_rng(seed)
+    tails = random.integers(aircraft, size=count).tolist()
+    delays = np.round(random.normal(6, 18, size=count)).astype(int).tolist()
+    found = []
+    for number, (tail, delay) in enumerate(zip(tails, delays, strict=True)):
+        carrier = CARRIERS[tail % len(CARRIERS)]
+        is_wrong = wrong_from is not None and number >= wrong_from and carrier == WRONG
+        found.append(Flight(f"N{tail:03}{carrier}", carrier, abs(delay) * 60 + 60 if is_wrong else delay))
+    return found
+
+
+def written(store: ObjectStore, *, batches: int = 24, wrong_from: int = 15) -> FlightsApp:
+    """The app: a snapshot before the fault, and a deploy right before it."""
+    # It ends about now, so that it reads as a running app does.
+    began_ms = now_ms() - batches * (_PAUSE_MS + 3_000) - 15_000
+    app = FlightsApp(store, Kafka(), clock=Clock(began_ms))
+    deploy(app, "flights.py", "0" * 32)
+    some = flights(batches * A_BATCH, wrong_from=wrong_from * A_BATCH)
+    steps = [some[at : at + A_BATCH] for at in range(0, len(some), A_BATCH)]
+    with Client(Settings(store=store.url)) as client:
+        for number, batch in enumerate(steps):
+            if number == wrong_from - 4:
+                client.app(app.name).snapshot("before-release", instant=True)
+                deploy(app, "flights.py", "1" * 32)
+            app.send(*batch)
+            app.step_all()
+            app.clock.now_ms += _PAUSE_MS
+    return app
+
+
+HOSTILE = (
+    "<img src=x onerror=alert(1)>",
+    '"><script>alert(1)</script>',
+    "javascript:alert(1)",
+    "../../etc/passwd?#&=%2f",
+    "__proto__",
+    "' OR 1=1 --",
+    "\u202eright to left\u2069",
+    "a" * 3_000,
+    "\ufeff\u0000\n\t",
+)
+_COLUMN = "<b onclick=alert(1)>name</b>"
+_TABLE = Table((Column("constructor", "string"),), (Column(_COLUMN, "string"), Column("large", "int64")), partitions=2)
+
+
+def hostile(store: ObjectStore) -> None:
+    """An app `hostile` with a table of keys, values and column names that somebody means harm with."""
+    ensure_app(store, AppInfo("hostile", now_ms()))
+    ssts: tuple[Sst, ...] = ()
+    for version in (1, 2):
+        values = {_COLUMN: [f"{each}{version}" for each in HOSTILE], "large": [2**62 + version] * len(HOSTILE)}
+        names = pa.array(HOSTILE)
+        hashes = hash_keys(pa.table({"constructor": names}), ["constructor"])
+        filled = {"_seq": np.full(len(names), version), "_op": np.zeros(len(names), np.int8)}
+        rows = pa.table({"_hash": hashes, "constructor": names, **values, **filled})
+        ssts = (*write_parts(store, "hostile", "table", _TABLE, rows), *ssts)
+        head = Manifest("hostile", "table", version, 1, "w", now_ms() + version, "batch", table=_TABLE, ssts=ssts)
+        commit(store, head)
+
+
+def deploy(app: FlightsApp, path: str, checksum: str) -> None:
+    """Each stage is claimed by another program."""
+    for stage in STAGES:
+        head = app.heads[stage]
+        claimed = successor(
+            head, kind="claim", epoch=head.epoch + 1, writer=head.writer, by=head.by, now_ms=app.clock.tick(stage)
+        )
+        app.commit(replace(claimed, program=Program(path, checksum)))

@@ -1,0 +1,58 @@
+"""The files of the page: as they lie there, with an ETag, and nothing beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from slackwater.serve.page.files import STATIC
+
+from tests.serve.conftest import Ask
+
+
+def test_the_page_and_its_files_are_there_for_anybody(ask: Ask) -> None:
+    page = ask("/")
+    assert page.status == 200
+    assert page.body == (STATIC / "index.html").read_bytes()
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    module = ask("/page/views/rows.js")
+    assert module.headers["content-type"] == "text/javascript; charset=utf-8"
+    assert module.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_file_that_is_known_is_not_sent_again(ask: Ask) -> None:
+    etag = ask("/page/main.js").headers["etag"]
+    again = ask("/page/main.js", headers={"if-none-match": f'W/"other", {etag}'})
+    assert (again.status, again.body) == (304, b"")
+    assert ask("/page/app.js", headers={"if-none-match": etag}).status == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/page/", "/page/../files.py", "/page/%2e%2e/files.py", "/page/vendor/README.md", "/index.html"]
+)
+def test_nothing_else_is(ask: Ask, path: str) -> None:
+    assert ask(path).status == 404
+
+
+def test_the_page_names_all_its_modules_and_nothing_of_others() -> None:
+    page = (STATIC / "index.html").read_text()
+    for each in STATIC.rglob("*.js"):
+        if each.name != "uplot.js":  # which is loaded once a plot is shown
+            assert f'"/page/{each.relative_to(STATIC).as_posix()}"' in page
+    own = [each for each in STATIC.rglob("*.js") if each.parent.name != "vendor"]
+    for each in (*own, *STATIC.rglob("*.css"), STATIC / "index.html"):
+        text = each.read_text()
+        assert "innerHTML" not in text, each
+        assert "dangerously" not in text, each
+        assert not [
+            word for word in ("http://", "https://") if word in text.replace("http://www.w3.org/2000/svg", "")
+        ], each
+
+
+def test_what_is_of_others_says_its_version_and_licence() -> None:
+    said = (STATIC / "vendor" / "README.md").read_text()
+    for each in (STATIC / "vendor").iterdir():
+        assert each.name in said or each.name == "README.md"
+    assert Path(STATIC / "vendor" / "LICENSE-uplot").exists()

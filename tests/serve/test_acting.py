@@ -1,0 +1,162 @@
+"""A search over HTTP, as it goes; a snapshot that is asked for; and who may."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import urllib3
+from slackwater.client import Client
+from slackwater.serve.server import Listening
+from slackwater.serve.service import ServeOptions
+
+from tests.support.histories import FlightsApp
+from tests.support.running import eventually
+
+from .conftest import FAST, Ask, client_of
+from .test_access import GUARDED, made
+
+BISECT = "/apps/flights/bisect"
+MANY = "SELECT carrier FROM carriers WHERE flights >= 9"
+
+
+def events(ask: Ask, body: object, path: str = BISECT, **headers: str) -> list[tuple[str, Any]]:
+    """The events of a POST; of one that is refused, its document as `refused`."""
+    pool = urllib3.PoolManager(retries=False, timeout=30)
+    found = pool.request("POST", ask.url + path, body=msgspec.json.encode(body), headers=headers)
+    if found.headers["content-type"] != "text/event-stream; charset=utf-8":
+        return [(str(found.status), found.json())]
+    return list(parsed(found.data.decode()))
+
+
+def parsed(text: str) -> Iterator[tuple[str, Any]]:
+    for block in filter(None, text.split("\n\n")):
+        name, data = block.split("\n")
+        yield name.removeprefix("event: "), msgspec.json.decode(data.removeprefix("data: "))
+
+
+def post(ask: Ask, path: str, body: object, token: str = "") -> tuple[int, Any]:
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    found = urllib3.PoolManager(retries=False, timeout=30).request(
+        "POST", ask.url + path, body=msgspec.json.encode(body), headers=headers
+    )
+    return found.status, found.json()
+
+
+def test_a_search_tells_of_each_moment_and_then_of_the_commit(written: FlightsApp, ask: Ask) -> None:
+    found = events(ask, {"where": MANY})
+    probes = [each for name, each in found if name == "probe"]
+    assert {each["outcome"] for each in probes} == {"good", "bad"}
+    assert probes[-1]["left"] == 0
+    assert probes[0]["versions"]["carriers"] == written.heads["carriers"].version
+    name, verdict = found[-1]
+    expected = client_of(written).app("flights").bisect(where=MANY)
+    assert (name, verdict["first_bad"]["ref"], verdict["cut_off"]) == ("found", expected.verdict.bad_ref, False)
+    assert verdict["source_windows"][0]["topic"] == "flights"
+    assert verdict["keys"][0]["after"]["flights"] >= 9
+
+
+def test_a_condition_does_as_well_and_rows_are_bounded(ask: Ask) -> None:
+    by_condition = events(ask, {"check": "flights < 9", "table": "carriers"})[-1][1]
+    assert by_condition["first_bad"] == events(ask, {"where": MANY})[-1][1]["first_bad"]
+    found = events(ask, {"where": "SELECT tail FROM aircraft WHERE flights > 0", "limit": 1})[-1][1]
+    assert len(found["rows"]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({"where": "SELECT carrier FROM carriers WHERE flights < 0"}, "Refused"),
+        ({"where": "SELEC"}, "Usage"),
+        ({"where": "SELECT nothing FROM carriers"}, "NotFound"),
+        ({"where": "FROM '/etc/passwd'"}, "NotFound"),
+        ({"where": "FROM read_csv('/etc/passwd')"}, "Usage"),
+        ({"where": "SELECT getenv('HOME')"}, "Usage"),
+        ({"check": "getenv('HOME') = ''", "table": "carriers"}, "Usage"),
+        ({"check": "nothing > 1"}, "Usage"),
+        ({"where": MANY, "good": "now", "bad": "~3"}, "Refused"),
+        ({"where": MANY, "bad": "none-such"}, "NotFound"),
+    ],
+)
+def test_what_cannot_be_searched_ends_with_an_error(written: FlightsApp, ask: Ask, body: object, error: str) -> None:
+    name, found = events(ask, body)[-1]
+    assert (name, found["error"]) == ("error", error), found
+    assert written.store.url not in str(found)
+
+
+@pytest.mark.parametrize("body", [{}, {"where": MANY, "check": "true"}, {"where": MANY, "table": "carriers"}, []])
+def test_what_says_not_what_is_wrong_is_no_search(ask: Ask, body: object) -> None:
+    assert events(ask, body)[0][0] == "400"
+
+
+def test_an_evaluation_is_bounded_and_so_is_the_search(own: Callable[..., Ask]) -> None:
+    ask = own(options=ServeOptions(every_s=0.02, sql_s=0.5, sql_processes=1))
+    endless = "SELECT carrier FROM carriers, range(10000000) a, range(10000000) b WHERE a.range + b.range < 0"
+    name, found = events(ask, {"where": endless})[-1]
+    assert (name, found["error"]) == ("error", "TooMuch")
+    assert events(ask, {"where": MANY})[-1][0] == "found"
+
+
+def test_who_goes_away_ends_the_search_and_others_have_its_place(own: Callable[..., Ask]) -> None:
+    ask = own(options=ServeOptions(every_s=0.02, sql_s=60, sql_processes=1, long_at_once=1))
+    endless = "SELECT carrier FROM carriers, range(10000000) a, range(10000000) b WHERE a.range + b.range < 0"
+    body = msgspec.json.encode({"where": endless})
+    pool = urllib3.PoolManager(retries=False, timeout=30)
+    with pool.request("POST", ask.url + BISECT, body=body, preload_content=False) as begun:
+        assert begun.status == 200
+        assert events(ask, {"where": MANY})[0][0] == "429"
+        begun.close()
+    eventually(lambda: events(ask, {"where": MANY})[-1][0] == "found", "the place is free")
+
+
+def test_a_search_that_takes_too_long_says_so(own: Callable[..., Ask]) -> None:
+    ask = own(options=ServeOptions(every_s=0.02, sql_s=60, sql_processes=1, long_s=0.5))
+    endless = "SELECT carrier FROM carriers, range(10000000) a, range(10000000) b WHERE a.range + b.range < 0"
+    assert events(ask, {"where": endless})[-1][1]["error"] == "TooMuch"
+
+
+@pytest.fixture
+def client(app: FlightsApp) -> Client:
+    return client_of(app)
+
+
+def test_what_a_token_may(client: Client, own: Callable[..., Ask], ask: Ask) -> None:
+    guarded = own(GUARDED)
+    reads = made(client, "reads", tables=("carriers",))
+    expected = {"name": "reads", "verbs": ["read"], "apps": ["flights"], "tables": ["carriers"]}
+    assert guarded.token(reads, "/me").json == expected
+    assert guarded("/me").status == 401
+    assert ask("/me").json == {"name": "", "verbs": ["bisect", "read", "sql"], "apps": ["*"], "tables": ["*"]}
+
+
+def test_a_search_and_a_snapshot_want_their_verbs_and_all_tables(client: Client, own: Callable[..., Ask]) -> None:
+    ask = own(GUARDED)
+    reads = made(client, "reads", verbs=("read", "sql"))
+    some = made(client, "some", tables=("carriers",), verbs=("bisect", "snapshot"))
+    searches = made(client, "searches", verbs=("bisect",))
+    for token in (reads, some):
+        assert post(ask, BISECT, {"where": MANY}, token)[0] == 403
+        assert post(ask, "/apps/flights/snapshots", {}, token)[0] == 403
+    bearer = f"Bearer {searches}"
+    assert events(ask, {"where": MANY}, authorization=bearer)[-1][0] == "found"
+    assert events(ask, {"where": MANY}, "/apps/other/bisect", authorization=bearer)[0][0] == "403"
+
+
+def test_a_snapshot_is_asked_for_by_the_tokens_name_and_by_nobody_without_one(
+    client: Client, own: Callable[..., Ask]
+) -> None:
+    ask = own(GUARDED)
+    token = made(client, "page", verbs=("read", "snapshot"))
+    status, found = post(ask, "/apps/flights/snapshots", {"name": "looked-at", "message": "ticket 7"}, token)
+    assert (status, found["name"], found["by"]) == (200, "looked-at", "page")
+    asked = ask.token(token, "/apps/flights/snapshots").json["requests"]
+    assert [each["name"] for each in asked] == ["looked-at"]
+    assert post(ask, "/apps/flights/snapshots", {"name": "No Name"}, token)[0] == 400
+    open_to_all = own(Listening(), FAST, "other")
+    assert post(open_to_all, "/apps/flights/snapshots", {"name": "x"})[0] == 403
+
+
+def test_a_page_of_another_host_has_nothing_done(ask: Ask) -> None:
+    for origin in ("http://evil.example", "null", "http://[", "http://localhost.evil.example"):
+        assert events(ask, {"where": MANY}, origin=origin)[0][0] == "403"
+    assert events(ask, {"where": MANY}, origin=ask.url)[-1][0] == "found"
