@@ -35,6 +35,7 @@ from ..results.shown import Result, Shown
 from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
 from ..store.objects.stats import Reads
+from ..store.read.open_rows import OpenRows
 from ..store.sst.arrow_types import python_rows
 from ..store.sst.hashing import hash_keys, partition_of
 from ..store.sst.sorted_runs import touching
@@ -73,6 +74,7 @@ class Moment(Shown):
         self.ref = ref
         """As it was asked for, in the words of the command line."""
         self._cut = cut
+        self._known: object = None
         self._client = client
         self._is_whole = is_whole
 
@@ -91,7 +93,9 @@ class Moment(Shown):
     @property
     def cut(self) -> Cut:
         """Its manifests, as this process knows them."""
-        self._cut = as_known(self._client.store, self._cut)
+        known = forgotten.peek(self._client.store, self._cut.app)
+        if known is not self._known:
+            self._cut, self._known = as_known(self._client.store, self._cut), known
         return self._cut
 
     def current(self) -> Cut:
@@ -321,22 +325,23 @@ class Moment(Shown):
         declared = self.cut.tables[table].table
         return declared.partitions if declared is not None else 0
 
-    def warm(self, table: str, partitions: Collection[int]) -> bool:
-        """Have the SSTs of some state partitions on this machine, as far as they can be; whether all of those are.
+    def opened(self, table: str, partitions: Collection[int]) -> OpenRows | None:
+        """The rows of some state partitions, with all of their SSTs fetched and open; None where that cannot be.
 
         Nothing is fetched that would take more than half of what the cache holds. Raises as `rows_of`.
         """
         client, manifest = self._client, self.cut.tables[table]
-        if manifest.table is None:
-            return False
-        count = manifest.table.partitions
-        each = (touching(manifest.ssts, partition, count) for partition in partitions)
+        declared = manifest.table
+        if declared is None:
+            return None
+        each = (touching(manifest.ssts, partition, declared.partitions) for partition in partitions)
         wanted = dict.fromkeys(sst for some in each for sst in some)
         if sum(sst.bytes for sst in wanted) > client.cache.max_bytes // 2:
-            return False
+            return None
         with telling_if_collected(client.store, self.cut):
-            found = [client.cache.bring(client.store, sst, manifest.table, Reads()) for sst in wanted]
-        return None not in found
+            found = [(sst, client.cache.bring(client.store, sst, declared, Reads())) for sst in wanted]
+        there = [(sst, mapped) for sst, mapped in found if mapped is not None]
+        return OpenRows(declared, partitions, there) if len(there) == len(found) else None
 
     def read_up_to(self, *tables: str) -> dict[str, tuple[int, ...]]:
         """How far users' topics have been read by all of these tables, or by all that there are.

@@ -14,9 +14,10 @@ from ..client import Client
 from ..errors import NotFound
 from ..results.shown import encoded
 from .errors import NotYet
-from .look_ups import SharedLookUps
-from .newest import FreshMoment, Newest
+from .newest import Newest
 from .peers import HOP, Peers
+from .rows.fresh import FreshMoment
+from .rows.look_ups import SharedLookUps
 from .sql import Statements
 from .tokens import Grant
 
@@ -202,7 +203,7 @@ class Call:
 
     async def _with(self, table: str, reading: FreshMoment) -> FreshMoment:
         """The moment with a table, by whatever name it had then. Raises `NotFound`."""
-        if not table or table in reading.moment.cut.tables:
+        if not table or reading.known(table) is not None or table in reading.moment.cut.tables:
             return reading
         return FreshMoment(await self.service.in_thread(lambda: reading.moment.having(table)), reading.is_newest)
 

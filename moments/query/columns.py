@@ -17,13 +17,17 @@ from ...errors import NotFound, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.multi_get import multi_get
-from ...store.sst.hashing import hash_keys, normalise_keys
+from ...store.sst.arrow_types import python_values
+from ...store.sst.hashing import PLAIN, hash_key, hash_keys, normalise_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Column, Manifest, Table, is_internal
 from ..cut.graph import Cut
 from ..cut.moments import having
 
 _ZONED = re.compile(r"Z$|:.*[+-]\d{2}(:?\d{2})?$")
+_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+"""As Arrow and Python both read it."""
+_TOO_LARGE = {f"int{bits}": 1 << bits - 1 for bits in (8, 16, 32, 64)}
 _UNPARSABLE = (pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError)
 _AS_JSON = """write a struct as JSON, with all its fields: '{"origin": "EWR", "number": 1545}'"""
 
@@ -104,6 +108,39 @@ def parse_keys(name: str, table: Table, keys: Sequence[Sequence[object]]) -> pa.
         except _UNPARSABLE:
             columns.append(pa.chunked_array([_parse_or_say(each, field, name, expected) for each in texts]))
     return normalise_keys(pa.table(columns, schema=schema), schema.names)
+
+
+def hashed_key(table: Table, values: Sequence[object]) -> tuple[int, tuple[object, ...]] | None:
+    """The hash of a key and its values as Python has them, of text and whole numbers; None where `parse_keys` says."""
+    if len(values) != len(table.key):
+        return None
+    found: list[str | int | None] = []
+    for value, column in zip(values, table.key, strict=True):
+        if column.type not in PLAIN or not (value is None or isinstance(value, str)):
+            return None
+        if value is None or (column.type == "string" and (value.isascii() or _is_unicode(value))):
+            found.append(value)
+        elif column.type != "string" and _NUMBER.fullmatch(value) and abs(int(value)) < _TOO_LARGE[column.type]:
+            found.append(int(value))
+        else:
+            return None
+    return hash_key(found, [column.type for column in table.key]), tuple(found)
+
+
+def hashed_keys(name: str, table: Table, keys: Sequence[Sequence[object]]) -> list[tuple[int, tuple[object, ...]]]:
+    """The hash of each key and its values as Python has them, of any types. Raises as `parse_keys`."""
+    parsed = parse_keys(name, table, keys)
+    hashes = hash_keys(parsed, parsed.schema.names).tolist()
+    columns = (python_values(column) for column in parsed.columns)
+    return [*zip(hashes, zip(*columns, strict=True), strict=True)]
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parse_or_say(text: object, field: pa.Field, name: str, expected: str) -> pa.Array:
@@ -192,7 +229,12 @@ def look_up(
 
 def select(table: str, rows: pa.Table, names: Sequence[str]) -> pa.Table:
     """Some columns of rows of a table, or all where none is named. Raises `NotFound`, which tells the nearest."""
-    for name in names:
-        if name not in rows.schema.names:
-            raise NotFound(f"column of table {table!r}", name, rows.schema.names)
+    check_columns(table, rows.schema.names, names)
     return rows.select(names) if names else rows
+
+
+def check_columns(table: str, known: Sequence[str], names: Sequence[str]) -> None:
+    """Raise `NotFound`, which tells the nearest, unless a table has columns of these names."""
+    for name in names:
+        if name not in known:
+            raise NotFound(f"column of table {table!r}", name, known)
