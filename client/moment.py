@@ -325,10 +325,11 @@ class Moment(Shown):
         declared = self.cut.tables[table].table
         return declared.partitions if declared is not None else 0
 
-    def opened(self, table: str, partitions: Collection[int]) -> OpenRows | None:
+    def opened(self, table: str, partitions: Collection[int], most_bytes: int | None = None) -> OpenRows | None:
         """The rows of some state partitions, with all of their SSTs fetched and open; None where that cannot be.
 
-        Nothing is fetched that would take more than half of what the cache holds. Raises as `rows_of`.
+        Nothing is fetched that would take more than half of what the cache holds, or if it is more than `most_bytes`.
+        Raises as `rows_of`.
         """
         client, manifest = self._client, self.cut.tables[table]
         declared = manifest.table
@@ -337,6 +338,8 @@ class Moment(Shown):
         each = (touching(manifest.ssts, partition, declared.partitions) for partition in partitions)
         wanted = dict.fromkeys(sst for some in each for sst in some)
         if sum(sst.bytes for sst in wanted) > client.cache.max_bytes // 2:
+            return None
+        if most_bytes is not None and sum(s.bytes for s in wanted if not client.cache.has(s)) > most_bytes:
             return None
         with telling_if_collected(client.store, self.cut):
             found = [(sst, client.cache.bring(client.store, sst, declared, Reads())) for sst in wanted]

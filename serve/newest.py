@@ -26,6 +26,10 @@ _REOPENED_S = 30.0
 """So often what is open is opened again: files in use are not evicted, and those that were let go of their space."""
 
 
+_SOON_BYTES = 8 << 20
+"""Of so much that is not on this machine, a moment is only told of once it is open: a batch's SSTs, of most."""
+
+
 class InThread(Protocol):
     """Calls a function where it may wait, and gives what it gives."""
 
@@ -120,18 +124,32 @@ class Newest:
         if now_s - self._whole_s > _WHOLE_S:
             self._whole_s, known = now_s, None
         found = await self._in_thread(lambda: self._read(known))
-        if found is not None and (self._reading is None or found.versions != self._reading.moment.versions):
-            self._reading = FreshMoment(found, is_newest=True)
+        if found is not None:
+            self._reading = found
             self._tell()
             self.warm()
         elif now_s - self._opened_s > _REOPENED_S:
             self.warm()
 
-    def _read(self, known: FreshMoment | None) -> Moment | None:
+    def _read(self, known: FreshMoment | None) -> FreshMoment | None:
+        """The newest moment; None where that is known."""
         found = self._app.newer(known.moment) if known is not None else self._app.at()
-        if found is not None:
-            found.read_up_to()  # its manifests are known then
-        return found
+        if found is None or (self._reading is not None and found.versions == self._reading.moment.versions):
+            return None
+        found.read_up_to()  # its manifests are known then
+        made = FreshMoment(found, is_newest=True)
+        # What a batch has written is soon there: before it is told of, so that nobody waits for it.
+        self._open(made, _SOON_BYTES)
+        return made
+
+    def _open(self, reading: FreshMoment, most_bytes: int | None = None) -> None:
+        """Fetch and open what the tables that are asked for have, one after the other."""
+        for table in [each for each in [*self._tables] if each in reading.moment.cut.tables]:
+            mine = self._owned(self._app.called, table, range(reading.moment.partitions(table)))
+            try:
+                reading.open(table, mine, most_bytes)
+            except SlackwaterError as error:
+                _log.warning("%s of %s cannot be fetched: %s", table, self._app.called, error.message)
 
     def warm(self) -> None:
         """Have warm what is this instance's to have, which may be more than a moment ago."""
@@ -140,17 +158,11 @@ class Newest:
             self._warming = asyncio.create_task(self._have_warm())
 
     async def _have_warm(self) -> None:
-        """Fetch and open what the tables that are asked for have at the newest moment, one after the other."""
         while self._is_to_warm and (reading := self._reading) is not None:
             self._is_to_warm = False
             old_s = time.monotonic() - IDLE_S
             self._tables = {table: at_s for table, at_s in self._tables.items() if at_s > old_s}
-            for table in [each for each in self._tables if each in reading.moment.cut.tables]:
-                mine = self._owned(self._app.called, table, range(reading.moment.partitions(table)))
-                try:
-                    await self._in_thread(lambda: reading.open(table, mine))  # noqa: B023  awaited at once
-                except SlackwaterError as error:
-                    _log.warning("%s of %s cannot be fetched: %s", table, self._app.called, error.message)
+            await self._in_thread(lambda: self._open(reading))  # noqa: B023  awaited at once
 
     def _tell(self) -> None:
         self._changed.set()

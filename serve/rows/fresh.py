@@ -87,10 +87,10 @@ class FreshMoment:
         self._tables[table] = made
         return made
 
-    def open(self, table: str, partitions: Sequence[int]) -> None:
-        """Fetch and open all SSTs of some state partitions. Raises as `Moment.opened`."""
+    def open(self, table: str, partitions: Sequence[int], most_bytes: int | None = None) -> None:
+        """Fetch and open all SSTs of some state partitions, if that can be. Raises as `Moment.opened`."""
         about = self.about(table)
-        about.opened = self.moment.opened(table, partitions)
+        about.opened = self.moment.opened(table, partitions, most_bytes)
 
     def is_open(self, table: str, partitions: Iterable[int]) -> bool:
         """Whether a look-up in these state partitions of a table waits for nothing."""

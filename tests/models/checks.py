@@ -32,7 +32,7 @@ def check_reads(
     written: Iterable[Key],
     shown: Shown,
 ) -> None:
-    """Look-ups through the cache, past it, in what is open, and the relation: by this clock, all equal the dictionary."""
+    """Look-ups through the cache, past it, in what is open, and the relation equal the dictionary by this clock."""
     table = manifest.table
     assert table is not None
     # Some are asked for twice.
