@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from ..client.history import AppHistory
-from ..client.moment import Moment
 from ..errors import Corruption, SlackwaterError, Unavailable
 from .rows.fresh import FreshMoment
 
@@ -162,7 +161,7 @@ class Newest:
             self._is_to_warm = False
             old_s = time.monotonic() - IDLE_S
             self._tables = {table: at_s for table, at_s in self._tables.items() if at_s > old_s}
-            await self._in_thread(lambda: self._open(reading))  # noqa: B023  awaited at once
+            await self._in_thread(lambda: self._open(reading))
 
     def _tell(self) -> None:
         self._changed.set()

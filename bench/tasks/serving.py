@@ -10,14 +10,13 @@ share the machine's cores.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from shutil import which
 
@@ -27,7 +26,7 @@ import urllib3
 from slackwater.client.remote import Server
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import apps, history
+from slackwater.store.versions import apps
 from slackwater.store.versions.manifest import AppInfo, Input
 
 from tests.support.s3_proxy import s3_proxy
@@ -35,7 +34,21 @@ from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, versitygw
 
 from ..multi_get import TABLE
 from ..support.row import Row
-from ..support.served import APP, TALL, TOPIC, WIDE, WIDE_COLUMNS, WIDE_KEYS, born, make, names, serving, tall_rows
+from ..support.served import (
+    APP,
+    TALL,
+    TOPIC,
+    WIDE,
+    WIDE_COLUMNS,
+    WIDE_KEYS,
+    attack,
+    born,
+    make,
+    names,
+    serving,
+    tall_rows,
+    targets,
+)
 from ..support.written import Stage
 
 KEYS, QUICK_KEYS = 10_000_000, 1_000_000
@@ -58,32 +71,15 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
     count, seconds = (QUICK_KEYS, 5) if quick else (KEYS, 30)
     root, cache = str(folder / "store"), folder / "cache"
     make(open_store(root), SstCache(cache, 1 << 40), count)
-    with serving(root, cache) as (url, _):
-        yield from _warm(url, count, seconds)
-        yield _wide(url, seconds)
+    with serving(root, cache) as (url, process):
+        yield from _warm(url, process, count, seconds)
+        yield _wide(url, process, seconds)
     if redis := _redis(folder, count, seconds):
         yield redis
     yield _two(root, folder, count, max(seconds, 15))
-    yield _own_writes(root, cache, TRIES // 20 if quick else TRIES)
+    yield _own_writes(folder / "own", TRIES // 20 if quick else TRIES)
     if which("go"):
         yield _cold(folder, quick)
-
-
-def _targets(folder: Path, urls: Sequence[str], paths: Sequence[str]) -> Path:
-    file = folder / "targets"
-    file.write_text("".join(f"GET {urls[number % len(urls)]}{path}\n" for number, path in enumerate(paths)))
-    return file
-
-
-def _attack(targets: Path, rate: int, seconds: float) -> dict[str, float]:
-    """Milliseconds at quantiles, and the part that was answered with 200."""
-    words = ["-targets", str(targets), "-rate", str(rate), "-duration", f"{seconds}s", "-timeout", "5s"]
-    words += ["-workers", "16", "-max-workers", "256"]
-    attack = subprocess.run(["vegeta", "attack", *words], capture_output=True, check=True)
-    report = subprocess.run(["vegeta", "report", "-type=json"], input=attack.stdout, capture_output=True, check=True)
-    found = json.loads(report.stdout)
-    latencies = {name: value / 1e6 for name, value in found["latencies"].items()}
-    return {"p50": latencies["50th"], "p99": latencies["99th"], "max": latencies["max"], "ok": found["success"]}
 
 
 def _paths(count: int, keys: int, seed: int = 3) -> list[str]:
@@ -91,28 +87,29 @@ def _paths(count: int, keys: int, seed: int = 3) -> list[str]:
     return [f"/apps/{APP}/at/now/tables/{TALL}?key={name}" for name in names(numbers)]
 
 
-def _warm(url: str, keys: int, seconds: int) -> Iterator[Row]:
+def _warm(url: str, process: subprocess.Popen[bytes], keys: int, seconds: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
-        targets = _targets(Path(name), [url], _paths(RATE * seconds, keys))
-        _attack(targets, RATE // 4, 3)
-        found = _attack(targets, RATE, seconds)
+        wanted = targets(Path(name), [url], _paths(RATE * seconds, keys))
+        attack(wanted, RATE // 4, 3)
+        found = attack(wanted, RATE, seconds, process)
     what = f"get of one key of {keys:,}, warm, {RATE:,} requests/s offered, over HTTP"
-    note = f"{found['ok']:.2%} answered; max {found['max']:.0f} ms"
+    note = f"{found['ok']:.2%} answered; max {found['max']:.0f} ms; {found['cpu_us']:.0f} µs of processor a request"
     yield Row.at_most(f"{what}: p50", f"{found['p50']:.2f} ms", note, found["p50"], 2)
     yield Row.at_most(f"{what}: p99", f"{found['p99']:.2f} ms", note, found["p99"], 10)
 
 
-def _wide(url: str, seconds: int) -> Row:
+def _wide(url: str, process: subprocess.Popen[bytes], seconds: int) -> Row:
     random = np.random.default_rng(4)
     asked = [
         "&".join(f"key={name}" for name in names(random.integers(WIDE_KEYS, size=50))) for _ in range(WIDE_RATE * 30)
     ]
     with tempfile.TemporaryDirectory() as name:
-        targets = _targets(Path(name), [url], [f"/apps/{APP}/at/now/tables/{WIDE}?{each}" for each in asked])
-        _attack(targets, WIDE_RATE, 3)
-        found = _attack(targets, WIDE_RATE, seconds)
+        wanted = targets(Path(name), [url], [f"/apps/{APP}/at/now/tables/{WIDE}?{each}" for each in asked])
+        attack(wanted, WIDE_RATE, 3)
+        found = attack(wanted, WIDE_RATE, seconds, process)
     what = f"50 keys of {WIDE_COLUMNS} columns in one request, warm, {WIDE_RATE} requests/s: p99"
-    return Row.at_most(what, f"{found['p99']:.1f} ms", f"p50 {found['p50']:.1f} ms", found["p99"], 60)
+    note = f"p50 {found['p50']:.1f} ms; {found['cpu_us'] / MS:.1f} ms of processor a request"
+    return Row.at_most(what, f"{found['p99']:.1f} ms", note, found["p99"], 60)
 
 
 def _redis(folder: Path, keys: int, seconds: int) -> Row | None:
@@ -176,12 +173,12 @@ def _is_alone(url: str) -> bool:
     return int(urllib3.request("GET", f"{url}/healthz").json()["others"]) == 0
 
 
-def _own_writes(root: str, cache: Path, tries: int) -> Row:
+def _own_writes(folder: Path, tries: int) -> Row:
     """A record is committed by a writer, and at once its effect is asked for, by its offset."""
-    store = open_store(root)
-    head = history.head(store, APP, TALL)
-    assert head is not None
-    stage = Stage(store, SstCache(cache, 1 << 40), head)
+    root, cache = str(folder / "store"), folder / "cache"
+    store, opened = open_store(root), SstCache(cache, 1 << 40)
+    apps.create_app(store, AppInfo(APP, 1))
+    stage = Stage(store, opened, born(store, opened, TALL, TABLE, tall_rows(np.arange(1_000), 1)))
     wrong, waits = 0, list[float]()
     asked = threading.Semaphore(0)
     done = threading.Semaphore(0)
@@ -190,12 +187,12 @@ def _own_writes(root: str, cache: Path, tries: int) -> Row:
         for number in range(tries):
             asked.acquire()
             stage.put(tall_rows(np.array([7]), number + 100), {TOPIC: Input(TOPIC, (number + 1,))})
-            if number % 200 == 199:
+            if number % 20 == 19:
                 stage.compact()
             done.release()
 
     writer = threading.Thread(target=write)
-    with serving(root, cache, "--every", "10ms") as (url, _), Server(url) as server:
+    with serving(root, cache, "--every", "5ms") as (url, _), Server(url) as server:
         writer.start()
         path = ("apps", APP, "at", "now", "tables", TALL)
         for number in range(tries):

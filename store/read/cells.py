@@ -21,6 +21,8 @@ class Cells(dict[str, Callable[[int], object]]):
         self._block = block
         self.hashes = memoryview(block.hashes)
         """The rows' `_hash`, ascending."""
+        self.find = block.hashes.searchsorted
+        """Where a hash is, or would be."""
         self.may_expire = EXPIRES in block.stored.schema.names
 
     def __missing__(self, name: str) -> Callable[[int], object]:
