@@ -326,7 +326,7 @@ class Moment(Shown):
         return declared.partitions if declared is not None else 0
 
     def opened(self, table: str, partitions: Collection[int], most_bytes: int | None = None) -> OpenRows | None:
-        """The rows of some state partitions, with all of their SSTs fetched and open; None where that cannot be.
+        """The rows of some state partitions, with all of their SSTs fetched and mapped; None where that cannot be.
 
         Nothing is fetched that would take more than half of what the cache holds, or if it is more than `most_bytes`.
         Raises as `rows_of`.
@@ -343,7 +343,8 @@ class Moment(Shown):
             return None
         with telling_if_collected(client.store, self.cut):
             found = [(sst, client.cache.bring(client.store, sst, declared, Reads())) for sst in wanted]
-        there = [(sst, mapped) for sst, mapped in found if mapped is not None]
+        # What lies in this process's own memory, as no folder has it, is held by nobody but the cache.
+        there = [(sst, mapped) for sst, mapped in found if mapped is not None and not mapped.memory_bytes]
         return OpenRows(declared, partitions, there) if len(there) == len(found) else None
 
     def read_up_to(self, *tables: str) -> dict[str, tuple[int, ...]]:
