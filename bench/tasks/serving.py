@@ -192,7 +192,7 @@ def _own_writes(folder: Path, tries: int) -> Row:
             done.release()
 
     writer = threading.Thread(target=write)
-    with serving(root, cache, "--every", "5ms") as (url, _), Server(url) as server:
+    with serving(root, cache, "--every", "10ms") as (url, _), Server(url) as server:
         writer.start()
         path = ("apps", APP, "at", "now", "tables", TALL)
         for number in range(tries):
