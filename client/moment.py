@@ -36,6 +36,7 @@ from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
 from ..store.objects.stats import Reads
 from ..store.read.open_rows import OpenRows
+from ..store.read.remote_sst import SMALL_BYTES
 from ..store.sst.arrow_types import python_rows
 from ..store.sst.hashing import hash_keys, partition_of
 from ..store.sst.sorted_runs import touching
@@ -298,17 +299,21 @@ class Moment(Shown):
         assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  `having` has it
         return parse_keys(table, manifest.table, keys)
 
-    def rows_of(self, table: str, keys: pa.Table, *, seen_ms: int = 0) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+    def rows_of(
+        self, table: str, keys: pa.Table, *, seen_ms: int = 0, whole_bytes: int = SMALL_BYTES
+    ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """The visible columns of the rows of keys, in their order, and which are there; nulls where one is not.
 
-        Rows that expire by write time are seen as of `seen_ms`, or of the moment where it is 0.
+        Rows that expire by write time are seen as of `seen_ms`, or of the moment where it is 0. An SST up to
+        `whole_bytes` that this machine does not have is fetched whole, sooner than pages of it would be there.
         """
         client = self._client
 
         def read() -> tuple[pa.Table, npt.NDArray[np.bool_]]:
             cut = replace(self.cut, seen_ms=seen_ms) if seen_ms else self.cut
             with telling_if_collected(client.store, cut):
-                return look_up(client.store, client.cache, having(client.store, cut, (table,)), table, keys)
+                there = having(client.store, cut, (table,))
+                return look_up(client.store, client.cache, there, table, keys, whole_bytes=whole_bytes)
 
         return again_if_forgotten(client.store, self._cut.app, read)
 

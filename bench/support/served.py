@@ -100,9 +100,9 @@ def attack(
     """
     words = ["-targets", str(targets), "-rate", str(rate), "-duration", f"{seconds}s", "-timeout", "5s"]
     words += ["-workers", "16", "-max-workers", "256"]
-    before_s = _processor_s(process)
+    before_s = processor_s(process)
     done = subprocess.run(["vegeta", "attack", *words], capture_output=True, check=True)
-    took_s = _processor_s(process) - before_s
+    took_s = processor_s(process) - before_s
     report = subprocess.run(["vegeta", "report", "-type=json"], input=done.stdout, capture_output=True, check=True)
     found = json.loads(report.stdout)
     latencies = {name: value / 1e6 for name, value in found["latencies"].items()}
@@ -115,7 +115,7 @@ def attack(
     }
 
 
-def _processor_s(process: subprocess.Popen[bytes] | None) -> float:
+def processor_s(process: subprocess.Popen[bytes] | None) -> float:
     if process is None:
         return 0.0
     times = psutil.Process(process.pid).cpu_times()

@@ -17,6 +17,7 @@ from ...errors import NotFound, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.multi_get import multi_get
+from ...store.read.remote_sst import SMALL_BYTES
 from ...store.sst.arrow_types import python_values
 from ...store.sst.hashing import PLAIN, hash_key, hash_keys, normalise_keys
 from ...store.sst.types import arrow_schema
@@ -213,16 +214,25 @@ def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[object]) 
 
 
 def look_up(
-    store: ObjectStore, cache: SstCache | None, cut: Cut, table: str, keys: pa.Table
+    store: ObjectStore,
+    cache: SstCache | None,
+    cut: Cut,
+    table: str,
+    keys: pa.Table,
+    *,
+    whole_bytes: int = SMALL_BYTES,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """The visible columns of the rows of many keys, as `parse_keys` gives them, in their order; and which are there.
 
-    Of one that is not, all but the key is null. The cut has the table. Raises as `multi_get`, whose cache it is.
+    Of one that is not, all but the key is null. The cut has the table. Raises as `multi_get`, whose cache and
+    `whole_bytes` these are.
     """
     manifest = cut.table(table)
     assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  the cut has it
     hashes, clock_ms = hash_keys(keys, keys.schema.names), cut.clock_ms(table)
-    values, present = multi_get(store, cache, manifest.ssts, manifest.table, hashes, keys, clock_ms=clock_ms)
+    values, present = multi_get(
+        store, cache, manifest.ssts, manifest.table, hashes, keys, clock_ms=clock_ms, whole_bytes=whole_bytes
+    )
     rows = pa.table([*keys.columns, *values.columns], [*keys.schema.names, *values.schema.names])
     return rows.select(visible_schema(manifest.table).names), present
 

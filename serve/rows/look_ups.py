@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ...client.moment import Moment
 from ...errors import SlackwaterError, Usage
 from ...instants import now_ms
 from ...moments.query.columns import check_columns, hashed_key, hashed_keys, select
 from ...results import values
 from ...results.shown import encoded
+from ...store.read.remote_sst import SMALL_BYTES
 from ..newest import InThread
 from .fresh import FreshMoment, TableAnswers
 
@@ -25,6 +25,8 @@ _MOST_KEYS = 2_000
 """Of one look-up, unless a single request has more."""
 _MOST_VALUES = 20_000
 """Of one request that waits for no thread: some milliseconds, in which the event loop answers nobody else."""
+_WHOLE_BYTES = 2 << 20
+"""An SST up to this takes no longer whole than a round trip and a half; by ranges it takes three."""
 _PATIENCE_S = 0.005
 """A look-up that takes longer waits for something: whatever comes then need not wait for it."""
 
@@ -102,7 +104,7 @@ class _Queue:
         _, table, columns, seen_ms, in_arrow = self.name
         seen_ms = seen_ms or (now_ms() if self.reading.is_newest else 0)
         try:
-            return _look_up(self.reading.moment, table, [each.keys for each in batch], columns, seen_ms, in_arrow)
+            return _look_up(self.reading, table, [each.keys for each in batch], columns, seen_ms, in_arrow)
         except Exception as error:
             return [error] * len(batch)
 
@@ -167,10 +169,15 @@ def _give(batch: Sequence[_Asked], found: Sequence["Rows | Exception"]) -> None:
 
 
 def _look_up(
-    moment: Moment, table: str, asked: Sequence[Sequence[Key]], columns: tuple[str, ...], seen_ms: int, in_arrow: bool
+    reading: FreshMoment,
+    table: str,
+    asked: Sequence[Sequence[Key]],
+    columns: tuple[str, ...],
+    seen_ms: int,
+    in_arrow: bool,
 ) -> Sequence[Rows | Exception]:
     """What each request gets, an error where its keys are none of the table's."""
-    parsed: list[pa.Table | Exception] = []
+    moment, parsed = reading.moment, list[pa.Table | Exception]()
     try:
         together = moment.keys_of(table, [key for keys in asked for key in keys])
         counts = [len(keys) for keys in asked]
@@ -185,7 +192,9 @@ def _look_up(
             return [each for each in parsed if isinstance(each, Exception)]
         together = pa.concat_tables(good)
         counts = [0 if isinstance(each, Exception) else each.num_rows for each in parsed]
-    rows, present = moment.rows_of(table, together, seen_ms=seen_ms)
+    # What is newest is to be open anyway.
+    whole_bytes = _WHOLE_BYTES if reading.is_newest else SMALL_BYTES
+    rows, present = moment.rows_of(table, together, seen_ms=seen_ms, whole_bytes=whole_bytes)
     rows = select(table, rows, columns)
     there = present.tolist()
     as_json = [] if in_arrow else encode_rows(rows, there)

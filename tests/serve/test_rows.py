@@ -79,7 +79,7 @@ def test_an_answer_is_the_same_whether_rows_are_open_or_not(
                 about = reading.about(TABLE)
                 found = look_ups.at_once(about, asked, wanted, 0)
                 assert (found is not None) == (about.opened is not None and wanted != ("v", "v"))
-                (plain,) = look_ups._look_up(reading.moment, TABLE, [asked], wanted, now_ms, False)
+                (plain,) = look_ups._look_up(reading, TABLE, [asked], wanted, now_ms, False)
                 assert isinstance(plain, look_ups.Rows)
                 assert found is None or found.json == plain.json
             assert held[-1].is_open(TABLE, range(partitions))
