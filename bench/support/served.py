@@ -116,6 +116,7 @@ def attack(
 
 
 def processor_s(process: subprocess.Popen[bytes] | None) -> float:
+    """Seconds of processor that a process has taken; 0 of none."""
     if process is None:
         return 0.0
     times = psutil.Process(process.pid).cpu_times()

@@ -219,11 +219,11 @@ class _Cold:
         counted = [Reads() for _ in small]
         coming = [at_once().submit(self._whole, *each) for each in zip(small, counted, strict=True)]
         fetch_footers(store, [sst for sst, _ in by_ranges], search.table, search.reads)
+        self._ranged = {sst: RangedSst(store, sst, search.table, search.reads) for sst, _ in by_ranges}
         for found, reads in zip(coming, counted, strict=True):
             found.result()
             search.reads.add(replace(reads, round_trips=0))
-        search.reads.round_trips += bool(small and len(by_ranges) < 2)
-        self._ranged = {sst: RangedSst(store, sst, search.table, search.reads) for sst, _ in by_ranges}
+        search.reads.round_trips += bool(small and not by_ranges)
         locate([(self._ranged[sst], search.hashes[wanted]) for sst, wanted in by_ranges])
         self._ahead: dict[Sst, list[Block]] = {}
 
