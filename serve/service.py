@@ -186,7 +186,9 @@ class Call:
             at = found.offsets(*tables)
             return all(topic in at and part < len(at[topic]) and at[topic][part] > last for topic, part, last in wanted)
 
-        known = await self.service.in_thread(lambda: reading.offsets(*tables))
+        if not reading.knows_offsets(*tables):
+            await self.service.in_thread(lambda: reading.offsets(*tables))
+        known = reading.offsets(*tables)
         if unknown := {topic for topic, _, _ in wanted} - known.keys():
             raise NotFound("topic that is read", min(unknown), known)
         is_there = has_read(reading)

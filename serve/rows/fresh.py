@@ -97,6 +97,10 @@ class FreshMoment:
         about = self.known(table)
         return about is not None and about.opened is not None and about.opened.partitions.issuperset(partitions)
 
+    def knows_offsets(self, *tables: str) -> bool:
+        """Whether `offsets` of these tables asks nobody."""
+        return tables in self._known
+
     def offsets(self, *tables: str) -> Offsets:
         """How far users' topics have been read by these tables, or by all. May ask the store, once."""
         if tables not in self._known:
