@@ -23,8 +23,9 @@ from .fresh import FreshMoment, TableAnswers
 
 _MOST_KEYS = 2_000
 """Of one look-up, unless a single request has more."""
-_MOST_VALUES = 20_000
-"""Of one request that waits for no thread: some milliseconds, in which the event loop answers nobody else."""
+_MOST_VALUES, _VALUES_A_KEY = 12_000, 20
+"""Of one request that waits for no thread: some milliseconds, in which the event loop answers nobody else. To find a key
+takes as long as so many values."""
 _WHOLE_BYTES = 2 << 20
 """An SST up to this takes no longer whole than a round trip and a half; by ranges it takes three."""
 _PATIENCE_S = 0.005
@@ -50,25 +51,20 @@ def at_once(about: TableAnswers, keys: Sequence[Key], columns: Sequence[str], se
 
     Raises as `SharedLookUps.rows`.
     """
-    opened = about.opened
-    if opened is None or len(keys) * (len(columns) or len(about.columns)) > _MOST_VALUES:
+    opened, declared, names = about.opened, about.declared, about.columns
+    if opened is None or len(keys) * (_VALUES_A_KEY + len(columns or names)) > _MOST_VALUES:
         return None
-    declared, names = about.declared, about.columns
     if columns:
         check_columns(about.name, names, columns)
         names = tuple(columns)
         if len({*names}) < len(names):  # in the answer they are numbered
             return None
-    hashed = [hashed_key(declared, key) for key in keys]
-    if None in hashed:
-        hashed = hashed_keys(about.name, declared, keys)
+    plain = [hashed for key in keys if (hashed := hashed_key(declared, key)) is not None]
+    each = plain if len(plain) == len(keys) else hashed_keys(about.name, declared, keys)
+    if not all(opened.has(hashed) for hashed, _ in each):
+        return None
     clock_ms = about.clock_ms(seen_ms)
-    found = []
-    for each in hashed:
-        if each is None or not opened.has(each[0]):
-            return None
-        found.append(about.encode(opened.row(*each, names, clock_ms)))
-    return Rows(found)
+    return Rows([about.encode(opened.row(hashed, key, names, clock_ms)) for hashed, key in each])
 
 
 @dataclass(frozen=True, slots=True)
