@@ -24,8 +24,8 @@ from .fresh import FreshMoment, TableAnswers
 _MOST_KEYS = 2_000
 """Of one look-up, unless a single request has more."""
 _MOST_VALUES, _VALUES_A_KEY = 12_000, 20
-"""Of one request that waits for no thread: some milliseconds, in which the event loop answers nobody else. To find a key
-takes as long as so many values."""
+"""Of one request that waits for no thread: some milliseconds, in which the event loop answers nobody else. To find a
+key takes as long as so many values."""
 _WHOLE_BYTES = 2 << 20
 """An SST up to this takes no longer whole than a round trip and a half; by ranges it takes three."""
 _PATIENCE_S = 0.005
