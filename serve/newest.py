@@ -6,15 +6,14 @@ So an answer waits for no request to the store but those for its rows, and whoev
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
 
 from ..client.history import AppHistory
 from ..errors import Corruption, SlackwaterError, Unavailable
 from .rows.fresh import FreshMoment
+from .rows.look_ups import InThread
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 IDLE_S = 60.0
@@ -27,13 +26,6 @@ _REOPENED_S = 30.0
 
 _SOON_BYTES = 8 << 20
 """Of so much that is not on this machine, a moment is only told of once it is open: a batch's SSTs, of most."""
-
-
-class InThread(Protocol):
-    """Calls a function where it may wait, and gives what it gives."""
-
-    def __call__(self, function: Callable[[], T], /) -> Coroutine[Any, Any, T]: ...  # noqa: D102
-
 
 Owned = Callable[[str, str, Iterable[int]], Sequence[int]]
 """Which of the state partitions of an app's table this instance is to have warm."""

@@ -108,7 +108,8 @@ class Peers:
     def _get(self, url: str, query: Sequence[tuple[str, str]], headers: dict[str, str]) -> bytes | None:
         try:
             answer = self._http.request("GET", url, fields=list(query), headers=headers)
-            return answer.data if answer.status == 200 else None
+            data: bytes | None = answer.data if answer.status == 200 else None
+            return data
         except (urllib3.exceptions.HTTPError, OSError) as error:
             _log.info("%s does not answer: %s", url.partition("/apps")[0], error)
             return None

@@ -9,6 +9,7 @@ from ..moments.query.sql import Bounds
 from ..results import history as shown
 from ..results import rows, values
 from ..results.shown import Result, encoded, fields
+from . import passing
 from .declare import (
     AppName,
     Columns,
@@ -26,7 +27,6 @@ from .declare import (
     WaitMs,
     endpoint,
 )
-from .rows import passing
 from .service import ARROW, Answer, Call, arrow_bytes
 from .sql import Question
 
@@ -48,7 +48,9 @@ async def get(
 ) -> Answer:
     """Rows by key: in the order asked, null where there is none; with the version, its time, and what it has read."""
     reading = await asked.moment(app, ref, stage, table=table, min_offsets=min_offsets, wait_ms=wait_ms)
-    about = reading.known(table) or await asked.service.in_thread(lambda: reading.about(table))
+    about = reading.known(table)
+    if about is None:
+        about = await asked.service.in_thread(lambda: reading.about(table))
     etag = asked.etag(*about.etag)
     headers = {} if about.changes_by_itself else {"etag": etag}
     if etag in asked.known_etags and headers:

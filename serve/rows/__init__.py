@@ -1,4 +1,4 @@
-"""Rows by key: what answers of a moment have in common, look-ups, and passing keys on to the instance that has them.
+"""Rows by key of a moment: what all answers about a table have in common, and look-ups, at once or in threads.
 
-What may not live here: how a row is found (`store/read`), and routes.
+What may not live here: how a row is found (`store/read`), who has it (`passing`), and routes.
 """

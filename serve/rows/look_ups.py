@@ -7,8 +7,9 @@ store keeps nobody waiting for long: then another is begun.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -18,7 +19,6 @@ from ...moments.query.columns import check_columns, hashed_key, hashed_keys, sel
 from ...results import values
 from ...results.shown import encoded
 from ...store.read.remote_sst import SMALL_BYTES
-from ..newest import InThread
 from .fresh import FreshMoment, TableAnswers
 
 _MOST_KEYS = 2_000
@@ -31,7 +31,14 @@ _WHOLE_BYTES = 2 << 20
 _PATIENCE_S = 0.005
 """A look-up that takes longer waits for something: whatever comes then need not wait for it."""
 
+T = TypeVar("T")
 Key = tuple[object, ...]
+
+
+class InThread(Protocol):
+    """Calls a function where it may wait, and gives what it gives."""
+
+    def __call__(self, function: Callable[[], T], /) -> Coroutine[Any, Any, T]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)

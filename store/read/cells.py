@@ -19,7 +19,7 @@ class Cells(dict[str, Callable[[int], object]]):
     def __init__(self, block: Block) -> None:
         super().__init__()
         self._block = block
-        self.hashes = memoryview(block.hashes)
+        self.hashes = block.hashes.data
         """The rows' `_hash`, ascending."""
         self.find = block.hashes.searchsorted
         """Where a hash is, or would be."""
@@ -48,5 +48,5 @@ def _values(column: pa.Array) -> Callable[[int], object]:
     is_number = types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind)
     if is_number and not column.null_count:
         # A tenth of what one of Arrow's scalars costs.
-        return memoryview(np.asarray(column)).__getitem__
+        return np.asarray(column).data.__getitem__
     return lambda at: python_value(column[at])

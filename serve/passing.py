@@ -7,11 +7,11 @@ from urllib.parse import quote
 import msgspec
 import pyarrow as pa
 
-from ...instants import now_ms
-from ..peers import HOP
-from ..service import ARROW, JSON, Call
-from .fresh import FreshMoment, TableAnswers
-from .look_ups import Key, Rows, at_once
+from ..instants import now_ms
+from .peers import HOP
+from .rows.fresh import FreshMoment, TableAnswers
+from .rows.look_ups import Key, Rows, at_once
+from .service import ARROW, JSON, Call
 
 FOUND = "_found"
 """In an answer in Arrow, the column that says whether a key has a row."""
@@ -31,8 +31,9 @@ async def rows(
     service, peers, table = asked.service, asked.service.peers, about.name
 
     async def from_here(some: Sequence[Key]) -> Rows:
-        how = {"seen_ms": asked.seen_ms, "in_arrow": asked.wants_arrow}
-        return await service.look_ups.rows(reading, table, some, tuple(columns), **how)
+        return await service.look_ups.rows(
+            reading, table, some, tuple(columns), seen_ms=asked.seen_ms, in_arrow=asked.wants_arrow
+        )
 
     if peers is None or not peers.others or asked.is_passed_on:
         return await from_here(keys)
