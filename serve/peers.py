@@ -100,7 +100,7 @@ class Peers:
         instance = self.others.get(other)
         if instance is None:
             return None
-        found = await self._in_thread(lambda: self._get(instance.url + path, query, headers))
+        found: bytes | None = await self._in_thread(lambda: self._get(instance.url + path, query, headers))
         if found is None:
             self._suspects[other] = time.monotonic()
         return found
