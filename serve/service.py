@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 from cachetools import LRUCache, TTLCache
 
@@ -119,6 +120,8 @@ class Service:
     async def begin(self) -> None:
         """Have ready what takes long to start."""
         self.statements.warm()
+        # Arrow looks for pandas once: a third of a second, for which no request shall wait.
+        asyncio.get_running_loop().run_in_executor(self._pool, lambda: pa.array(np.zeros(1)))
         if self.peers is not None:
             await self.peers.begin()
 
