@@ -36,6 +36,8 @@ from ..results.shown import Result, Shown
 from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
 from ..store.objects.stats import Reads
+from ..store.read.open_rows import OpenRows
+from ..store.read.remote_sst import SMALL_BYTES
 from ..store.sst.arrow_types import python_rows
 from ..store.sst.hashing import hash_keys, partition_of
 from ..store.sst.sorted_runs import touching
@@ -74,6 +76,7 @@ class Moment(Shown):
         self.ref = ref
         """As it was asked for, in the words of the command line."""
         self._cut = cut
+        self._known: object = None
         self._client = client
         self._is_whole = is_whole
 
@@ -92,7 +95,9 @@ class Moment(Shown):
     @property
     def cut(self) -> Cut:
         """Its manifests, as this process knows them."""
-        self._cut = as_known(self._client.store, self._cut)
+        known = forgotten.peek(self._client.store, self._cut.app)
+        if known is not self._known:
+            self._cut, self._known = as_known(self._client.store, self._cut), known
         return self._cut
 
     def current(self) -> Cut:
@@ -295,17 +300,21 @@ class Moment(Shown):
         assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  `having` has it
         return parse_keys(table, manifest.table, keys)
 
-    def rows_of(self, table: str, keys: pa.Table, *, seen_ms: int = 0) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+    def rows_of(
+        self, table: str, keys: pa.Table, *, seen_ms: int = 0, whole_bytes: int = SMALL_BYTES
+    ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """The visible columns of the rows of keys, in their order, and which are there; nulls where one is not.
 
-        Rows that expire by write time are seen as of `seen_ms`, or of the moment where it is 0.
+        Rows that expire by write time are seen as of `seen_ms`, or of the moment where it is 0. An SST up to
+        `whole_bytes` that this machine does not have is fetched whole, sooner than pages of it would be there.
         """
         client = self._client
 
         def read() -> tuple[pa.Table, npt.NDArray[np.bool_]]:
             cut = replace(self.cut, seen_ms=seen_ms) if seen_ms else self.cut
             with telling_if_collected(client.store, cut):
-                return look_up(client.store, client.cache, having(client.store, cut, (table,)), table, keys)
+                there = having(client.store, cut, (table,))
+                return look_up(client.store, client.cache, there, table, keys, whole_bytes=whole_bytes)
 
         return again_if_forgotten(client.store, self._cut.app, read)
 
@@ -336,22 +345,27 @@ class Moment(Shown):
         declared = self.cut.tables[table].table
         return declared.partitions if declared is not None else 0
 
-    def warm(self, table: str, partitions: Collection[int]) -> bool:
-        """Have the SSTs of some state partitions on this machine, as far as they can be; whether all of those are.
+    def opened(self, table: str, partitions: Collection[int], most_bytes: int | None = None) -> OpenRows | None:
+        """The rows of some state partitions, with all of their SSTs fetched and mapped; None where that cannot be.
 
-        Nothing is fetched that would take more than half of what the cache holds. Raises as `rows_of`.
+        Nothing is fetched that would take more than half of what the cache holds, or if it is more than `most_bytes`.
+        Raises as `rows_of`.
         """
         client, manifest = self._client, self.cut.tables[table]
-        if manifest.table is None:
-            return False
-        count = manifest.table.partitions
-        each = (touching(manifest.ssts, partition, count) for partition in partitions)
+        declared = manifest.table
+        if declared is None:
+            return None
+        each = (touching(manifest.ssts, partition, declared.partitions) for partition in partitions)
         wanted = dict.fromkeys(sst for some in each for sst in some)
         if sum(sst.bytes for sst in wanted) > client.cache.max_bytes // 2:
-            return False
+            return None
+        if most_bytes is not None and sum(s.bytes for s in wanted if not client.cache.has(s)) > most_bytes:
+            return None
         with telling_if_collected(client.store, self.cut):
-            found = [client.cache.bring(client.store, sst, manifest.table, Reads()) for sst in wanted]
-        return None not in found
+            found = [(sst, client.cache.bring(client.store, sst, declared, Reads())) for sst in wanted]
+        # What lies in this process's own memory, as no folder has it, is held by nobody but the cache.
+        there = [(sst, mapped) for sst, mapped in found if mapped is not None and not mapped.memory_bytes]
+        return OpenRows(declared, partitions, there) if len(there) == len(found) else None
 
     def read_up_to(self, *tables: str) -> dict[str, tuple[int, ...]]:
         """How far users' topics have been read by all of these tables, or by all that there are.

@@ -4,7 +4,7 @@ And blocks as text: drawn by rich for a terminal, or plain aligned columns for a
 """
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from ..printable import printable
@@ -12,6 +12,7 @@ from .document import Block, Facts, Listing, Remark, TableBlock, Title, text_of
 from .picture import Timeline
 
 if TYPE_CHECKING:
+    import msgspec
     from rich.console import RenderableType
 
 _Params = ParamSpec("_Params")
@@ -81,10 +82,16 @@ def fields(value: object, *names: str, **others: object) -> dict[str, Any]:
 
 def encoded(data: object) -> bytes:
     """What machines get of a result, as JSON."""
+    found: bytes = _encoder().encode(data)
+    return found
+
+
+@cache
+def _encoder() -> "msgspec.json.Encoder":
     import msgspec
 
     # Sums of integers come as decimals from DuckDB: numbers all the same.
-    return msgspec.json.Encoder(decimal_format="number", enc_hook=str).encode(data)
+    return msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
 
 def plain(block: Block) -> str:

@@ -119,6 +119,18 @@ def rows(table: pa.Table) -> list[dict[str, Any]]:
     return [*chain.from_iterable(_batches(table))]
 
 
+def row_as_json(schema: pa.Schema) -> Callable[[Mapping[str, object] | None], bytes]:
+    """What makes JSON of one row with these columns; null where there is none. Binary values are hexadecimal."""
+    binary = [field.name for field in schema if _holds_binary(field.type)]
+
+    def encode(row: Mapping[str, object] | None) -> bytes:
+        if row is not None and binary:
+            row = {**row, **{name: hexadecimal(row[name]) for name in binary if name in row}}
+        return _encoder.encode(row)
+
+    return encode
+
+
 def for_json(table: pa.Table) -> dict[str, Any]:
     """The columns, and the rows as objects, encoded. Binary values are hexadecimal."""
     names = _unique(table.column_names)

@@ -6,69 +6,29 @@ So an answer waits for no request to the store but those for its rows, and whoev
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
 
 from ..client.history import AppHistory
-from ..client.moment import Moment
 from ..errors import Corruption, SlackwaterError, Unavailable
+from .rows.fresh import FreshMoment
+from .rows.look_ups import InThread
 
-T = TypeVar("T")
-Offsets = Mapping[str, tuple[int, ...]]
 _log = logging.getLogger(__name__)
 
 IDLE_S = 60.0
 """For so long after it was last asked for, an app is followed."""
 _WHOLE_S = 2.0
 """So often it is looked for in full: stages that began, an app that was made anew."""
+_REOPENED_S = 30.0
+"""So often what is open is opened again: files in use are not evicted, and those that were let go of their space."""
 
 
-class InThread(Protocol):
-    """Calls a function where it may wait, and gives what it gives."""
-
-    def __call__(self, function: Callable[[], T], /) -> Coroutine[Any, Any, T]: ...  # noqa: D102
-
+_SOON_BYTES = 8 << 20
+"""Of so much that is not on this machine, a moment is only told of once it is open: a batch's SSTs, of most."""
 
 Owned = Callable[[str, str, Iterable[int]], Sequence[int]]
 """Which of the state partitions of an app's table this instance is to have warm."""
-
-
-@dataclass(frozen=True, slots=True)
-class FreshMoment:
-    """A moment, and what an answer says of how fresh it is."""
-
-    moment: Moment
-    is_newest: bool = False
-    warm: dict[str, frozenset[int]] = field(default_factory=dict)
-    """By table, the state partitions of which all SSTs are open in this process: a look-up there waits for nothing."""
-    _known: dict[tuple[str, ...], Any] = field(default_factory=dict)
-
-    def is_warm(self, table: str, partitions: Iterable[int] | None = None) -> bool:
-        """Whether a look-up in these state partitions of a table, or in all, waits for nothing."""
-        warm = self.warm.get(table, frozenset())
-        return warm.issuperset(range(self.moment.partitions(table)) if partitions is None else partitions)
-
-    def offsets(self, *tables: str) -> Offsets:
-        """How far users' topics have been read by these tables, or by all. May ask the store, once."""
-        if tables not in self._known:
-            self._known[tables] = self.moment.read_up_to(*tables)
-        found: Offsets = self._known[tables]
-        return found
-
-    def freshness(self, table: str = "") -> dict[str, object]:
-        """What an answer says of the moment, of one table or of all. May ask the store, once."""
-        key = ("freshness", table)
-        if key not in self._known:
-            cut = self.moment.cut
-            of = cut.tables[table] if table else None
-            which = {"table": table, "version": of.version} if of else {"versions": cut.versions}
-            time_ms, offsets = (of or cut).time_ms, self.offsets(*filter(None, [table]))
-            known = {"app": cut.app, **which, "time_ms": time_ms, "offsets": offsets, "thinned_out": cut.thinned}
-            self._known[key] = known
-        found: dict[str, object] = self._known[key]
-        return found
 
 
 class Newest:
@@ -77,7 +37,7 @@ class Newest:
     def __init__(self, app: AppHistory, in_thread: InThread, every_s: float, owned: Owned) -> None:
         self._app, self._in_thread, self._every_s, self._owned = app, in_thread, every_s, owned
         self._reading: FreshMoment | None = None
-        self._asked_s = self._whole_s = 0.0
+        self._asked_s = self._whole_s = self._opened_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._looking = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -155,36 +115,45 @@ class Newest:
         if now_s - self._whole_s > _WHOLE_S:
             self._whole_s, known = now_s, None
         found = await self._in_thread(lambda: self._read(known))
-        if found is not None and (self._reading is None or found.versions != self._reading.moment.versions):
-            self._reading = FreshMoment(found, is_newest=True)
+        if found is not None:
+            self._reading = found
             self._tell()
             self.warm()
+        elif now_s - self._opened_s > _REOPENED_S:
+            self.warm()
 
-    def _read(self, known: FreshMoment | None) -> Moment | None:
+    def _read(self, known: FreshMoment | None) -> FreshMoment | None:
+        """The newest moment; None where that is known."""
         found = self._app.newer(known.moment) if known is not None else self._app.at()
-        if found is not None:
-            found.read_up_to()  # its manifests are known then
-        return found
+        if found is None or (self._reading is not None and found.versions == self._reading.moment.versions):
+            return None
+        found.read_up_to()  # its manifests are known then
+        made = FreshMoment(found, is_newest=True)
+        # What a batch has written is soon there: before it is told of, so that nobody waits for it.
+        self._open(made, _SOON_BYTES)
+        return made
+
+    def _open(self, reading: FreshMoment, most_bytes: int | None = None) -> None:
+        """Fetch and open what the tables that are asked for have, one after the other."""
+        for table in [each for each in [*self._tables] if each in reading.moment.cut.tables]:
+            mine = self._owned(self._app.called, table, range(reading.moment.partitions(table)))
+            try:
+                reading.open(table, mine, most_bytes)
+            except SlackwaterError as error:
+                _log.warning("%s of %s cannot be fetched: %s", table, self._app.called, error.message)
 
     def warm(self) -> None:
         """Have warm what is this instance's to have, which may be more than a moment ago."""
-        self._is_to_warm = True
+        self._is_to_warm, self._opened_s = True, time.monotonic()
         if self._warming is None or self._warming.done():
             self._warming = asyncio.create_task(self._have_warm())
 
     async def _have_warm(self) -> None:
-        """Fetch and open what the tables that are asked for have at the newest moment, one after the other."""
         while self._is_to_warm and (reading := self._reading) is not None:
             self._is_to_warm = False
             old_s = time.monotonic() - IDLE_S
             self._tables = {table: at_s for table, at_s in self._tables.items() if at_s > old_s}
-            for table in [each for each in self._tables if each in reading.moment.cut.tables]:
-                mine = self._owned(self._app.called, table, range(reading.moment.partitions(table)))
-                try:
-                    if await self._in_thread(lambda: reading.moment.warm(table, mine)):  # noqa: B023  awaited at once
-                        reading.warm[table] = frozenset(mine)
-                except SlackwaterError as error:
-                    _log.warning("%s of %s cannot be fetched: %s", table, self._app.called, error.message)
+            await self._in_thread(lambda: self._open(reading))
 
     def _tell(self) -> None:
         self._changed.set()

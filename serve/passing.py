@@ -8,10 +8,10 @@ import msgspec
 import pyarrow as pa
 
 from ..instants import now_ms
-from .look_ups import Key, Rows, encode_rows
-from .newest import FreshMoment
 from .peers import HOP
-from .service import ARROW, Call
+from .rows.fresh import FreshMoment, TableAnswers
+from .rows.look_ups import Key, Rows, at_once
+from .service import ARROW, JSON, Call
 
 FOUND = "_found"
 """In an answer in Arrow, the column that says whether a key has a row."""
@@ -19,62 +19,74 @@ FOUND = "_found"
 
 async def rows(
     asked: Call,
-    app: str,
     reading: FreshMoment,
-    table: str,
+    about: TableAnswers,
     texts: Sequence[str],
     keys: Sequence[Key],
     columns: Sequence[str],
 ) -> Rows:
     """The rows of keys, which were written as these texts. Raises as `Moment.get_many`."""
-    service, peers = asked.service, asked.service.peers
-    look_ups, some = service.look_ups, tuple(columns)
-    if peers is None or not peers.others or reading.is_warm(table):
-        return await look_ups.rows(reading, table, keys, some, seen_ms=asked.seen_ms)
+    if not asked.wants_arrow and (found := at_once(about, keys, columns, asked.seen_ms)) is not None:
+        return found
+    service, peers, table = asked.service, asked.service.peers, about.name
+
+    async def from_here(some: Sequence[Key]) -> Rows:
+        return await service.look_ups.rows(
+            reading, table, some, tuple(columns), seen_ms=asked.seen_ms, in_arrow=asked.wants_arrow
+        )
+
+    if peers is None or not peers.others or asked.is_passed_on:
+        return await from_here(keys)
     partitions = reading.moment.partitions_of(table, reading.moment.keys_of(table, keys))
-    is_here = asked.is_passed_on or reading.is_warm(table, set(partitions.tolist()))
-    owners = {peers.me.id: [*range(len(keys))]} if is_here else peers.owners(app, table, partitions)
+    if reading.is_open(table, set(partitions.tolist())):
+        return await from_here(keys)
+    owners = peers.owners(about.cut.app, table, partitions)
 
     async def part(owner: str, at: Sequence[int]) -> Rows:
         if owner != peers.me.id:
-            found = await _passed_on(asked, owner, app, reading, table, [texts[each] for each in at], columns)
-            if found is not None and found.table.num_rows == len(at):
+            found = await _passed_on(asked, owner, reading, about, [texts[each] for each in at], columns)
+            if found is not None and max(len(found.json), len(found.present)) == len(at):
                 return found
-        mine = {int(partitions[each]) for each in at}
-        wanted = [keys[each] for each in at]
-        return await look_ups.rows(reading, table, wanted, some, seen_ms=asked.seen_ms, partitions=mine)
+        return await from_here([keys[each] for each in at])
 
     parts = await asyncio.gather(*(part(owner, at) for owner, at in owners.items()))
     if len(parts) == 1:
         return parts[0]
     places = [place for at in owners.values() for place in at]
     order = sorted(range(len(places)), key=places.__getitem__)
-    json = [each for one in parts for each in one.json]
+    if not asked.wants_arrow:
+        json = [each for one in parts for each in one.json]
+        return Rows([json[each] for each in order])
     present = [each for one in parts for each in one.present]
     together = pa.concat_tables([one.table for one in parts]).take(pa.array(order))
-    return Rows([json[each] for each in order], together, [present[each] for each in order])
+    return Rows((), together, [present[each] for each in order])
+
+
+class _Document(msgspec.Struct):
+    """Of an answer in JSON, what is taken."""
+
+    rows: list[msgspec.Raw]
 
 
 async def _passed_on(
-    asked: Call, owner: str, app: str, reading: FreshMoment, table: str, texts: Sequence[str], columns: Sequence[str]
+    asked: Call, owner: str, reading: FreshMoment, about: TableAnswers, texts: Sequence[str], columns: Sequence[str]
 ) -> Rows | None:
     """What the owner says of the same version; None where it says nothing."""
     assert asked.service.peers is not None  # noqa: S101  `rows` looked
-    version, stage = reading.moment.cut.tables[table].version, reading.moment.stage_of(table)
-    path = f"/apps/{quote(app)}/at/v{version}/tables/{table}"
-    query = [("stage", stage), ("format", "arrow"), *(("key", each) for each in texts)]
-    query += [("column", each) for each in columns]
-    declared = reading.moment.cut.tables[table].table
-    is_seen_now = reading.is_newest and declared is not None and declared.ttl is not None
-    headers = {HOP: str(now_ms() if is_seen_now else 0), "accept": ARROW, **asked.credentials}
-    found = await asked.service.peers.ask(owner, path, query, headers)
-    if found is None or FOUND not in found.schema.names:
+    table, in_arrow = about.name, asked.wants_arrow
+    path = f"/apps/{quote(about.cut.app)}/at/v{about.manifest.version}/tables/{table}"
+    query = [("stage", reading.moment.stage_of(table)), ("format", "arrow" if in_arrow else "json")]
+    query += [*(("key", each) for each in texts), *(("column", each) for each in columns)]
+    seen_ms = now_ms() if about.changes_by_itself else 0
+    headers = {HOP: str(seen_ms), "accept": ARROW if in_arrow else JSON, **asked.credentials}
+    data = await asked.service.peers.ask(owner, path, query, headers)
+    if data is None:
         return None
-    present = found[FOUND].to_pylist()
-    found = found.drop_columns([FOUND]).replace_schema_metadata(None)
-    return Rows(encode_rows(found, present), found, present)
-
-
-def joined(found: Rows) -> msgspec.Raw:
-    """All rows as one array of JSON."""
-    return msgspec.Raw(b"[" + b",".join(found.json) + b"]")
+    try:
+        if not in_arrow:
+            return Rows([bytes(each) for each in msgspec.json.decode(data, type=_Document).rows])
+        found = pa.ipc.open_stream(data).read_all()
+        present = found[FOUND].to_pylist()
+    except (msgspec.DecodeError, pa.ArrowException, KeyError, UnicodeDecodeError):
+        return None
+    return Rows((), found.drop_columns([FOUND]).replace_schema_metadata(None), present)

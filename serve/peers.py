@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import urllib3
 import xxhash
 from ulid import ULID
@@ -94,23 +93,24 @@ class Peers:
             found.setdefault(self._owner(app, table, partition).id, []).append(position)
         return found
 
-    async def ask(self, other: str, path: str, query: Sequence[tuple[str, str]], headers: dict[str, str]) -> pa.Table:
+    async def ask(
+        self, other: str, path: str, query: Sequence[tuple[str, str]], headers: dict[str, str]
+    ) -> bytes | None:
         """What another instance answers, None where it does not."""
         instance = self.others.get(other)
         if instance is None:
             return None
-        found = await self._in_thread(lambda: self._get(instance.url + path, query, headers))
+        found: bytes | None = await self._in_thread(lambda: self._get(instance.url + path, query, headers))
         if found is None:
             self._suspects[other] = time.monotonic()
         return found
 
-    def _get(self, url: str, query: Sequence[tuple[str, str]], headers: dict[str, str]) -> pa.Table:
+    def _get(self, url: str, query: Sequence[tuple[str, str]], headers: dict[str, str]) -> bytes | None:
         try:
             answer = self._http.request("GET", url, fields=list(query), headers=headers)
-            if answer.status != 200:
-                return None
-            return pa.ipc.open_stream(answer.data).read_all()
-        except (urllib3.exceptions.HTTPError, pa.ArrowException, OSError) as error:
+            data: bytes | None = answer.data if answer.status == 200 else None
+            return data
+        except (urllib3.exceptions.HTTPError, OSError) as error:
             _log.info("%s does not answer: %s", url.partition("/apps")[0], error)
             return None
 

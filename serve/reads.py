@@ -45,22 +45,21 @@ async def get(
 ) -> Answer:
     """Rows by key: in the order asked, null where there is none; with the version, its time, and what it has read."""
     reading = await asked.moment(app, ref, stage, table=table, min_offsets=min_offsets, wait_ms=wait_ms)
-    manifest = reading.moment.cut.tables[table]
-    declared = manifest.table
-    assert declared is not None  # noqa: S101  `Cut.tables` are versions with one
-    etag = asked.etag(table, f"v{manifest.version}", manifest.forgotten)
-    headers = {"etag": etag} if not reading.is_newest or declared.ttl is None else {}
+    about = reading.known(table)
+    if about is None:
+        about = await asked.service.in_thread(lambda: reading.about(table))
+    etag = asked.etag(*about.etag)
+    headers = {} if about.changes_by_itself else {"etag": etag}
     if etag in asked.known_etags and headers:
         return Answer(b"", status=304, headers=headers)
-    keys = [(None,) if each == _NULL else tuple(key_of(table, declared, each)) for each in key]
-    found = await passing.rows(asked, app, reading, table, key, keys, column)
+    keys = [(None,) if each == _NULL else tuple(key_of(table, about.declared, each)) for each in key]
+    found = await passing.rows(asked, reading, about, key, keys, column)
     if reading.is_newest:  # what is fetched beside answers is not in the way of this one
         (await asked.service.newest(app)).asked_for(table)
-    fresh = reading.freshness(table)
-    if asked.wants_arrow:
+    if found.table is not None:
         with_found = found.table.append_column(passing.FOUND, [list(found.present)])
-        return Answer(arrow_bytes(with_found, fresh), ARROW, headers=headers, rows=len(key))
-    return asked.document(fresh | {"rows": passing.joined(found)}, headers=headers, rows=len(key))
+        return Answer(arrow_bytes(with_found, about.fresh), ARROW, headers=headers, rows=len(key))
+    return Answer(b"%b%b]}" % (about.begin, b",".join(found.json)), headers=headers, rows=len(key))
 
 
 @endpoint("/apps")

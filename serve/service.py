@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 from cachetools import LRUCache, TTLCache
 
@@ -18,9 +19,10 @@ from ..instants import now_ms
 from ..moments.query.sql import Bounds
 from ..results.shown import encoded
 from .errors import NotYet, TooOften
-from .look_ups import SharedLookUps
-from .newest import FreshMoment, Newest
+from .newest import Newest
 from .peers import HOP, Peers
+from .rows.fresh import FreshMoment
+from .rows.look_ups import SharedLookUps
 from .sql import Question, Statements
 from .tokens import Grant
 
@@ -163,8 +165,10 @@ class Service:
 
 
 def _import() -> None:
-    """What the first request would wait for: Arrow and all that reads."""
+    """What the first request would wait for: all that reads, and Arrow's look for pandas, a third of a second each."""
     from ..client import app  # noqa: F401
+
+    pa.array(np.zeros(1))
 
 
 async def _awaited(found: "asyncio.Future[T]") -> T:
@@ -222,7 +226,9 @@ class Call:
             at = found.offsets(*tables)
             return all(topic in at and part < len(at[topic]) and at[topic][part] > last for topic, part, last in wanted)
 
-        known = await self.service.in_thread(lambda: reading.offsets(*tables))
+        if not reading.knows_offsets(*tables):
+            await self.service.in_thread(lambda: reading.offsets(*tables))
+        known = reading.offsets(*tables)
         if unknown := {topic for topic, _, _ in wanted} - known.keys():
             raise NotFound("topic that is read", min(unknown), known)
         is_there = has_read(reading)
@@ -239,7 +245,7 @@ class Call:
 
     async def _with(self, table: str, reading: FreshMoment) -> FreshMoment:
         """The moment with a table, by whatever name it had then. Raises `NotFound`."""
-        if not table or table in reading.moment.cut.tables:
+        if not table or reading.known(table) is not None or table in reading.moment.cut.tables:
             return reading
         return FreshMoment(await self.service.in_thread(lambda: reading.moment.having(table)), reading.is_newest)
 

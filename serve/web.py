@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Protocol
+from urllib.parse import parse_qsl
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -90,13 +91,16 @@ class _Route:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, began_s = Request(scope, receive), time.perf_counter()
         who, found, rows = "", dict[str, Any](), 0
+        # Once, and not with each look: the first of a name counts.
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         try:
             grant = await self._door.admit(request)
             who = grant.name
             grant.check(self._endpoint.verb)
             body = await _body(request) if request.method == "POST" else b""
-            found = self._endpoint.understand(request.path_params, request.query_params.multi_items(), body)
-            response, rows = await self._given(request, Call.of(self._service, grant, request.headers, found), found)
+            query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+            found = self._endpoint.understand(scope["path_params"], query, body)
+            response, rows = await self._given(request, Call.of(self._service, grant, headers, found), found)
         except SlackwaterError as error:
             response = refused(error, root=self._service.client.root)
         except ClientDisconnect:

@@ -1,17 +1,19 @@
-"""An app with a table of millions of keys and one of 200 columns, without Spark; and instances that serve it."""
+"""An app with a table of millions of keys and one of 200 columns, without Spark; instances that serve it, and load."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
@@ -79,6 +81,46 @@ def serving(
     finally:
         process.terminate()
         process.wait(20)
+
+
+def targets(folder: Path, urls: Sequence[str], paths: Sequence[str]) -> Path:
+    """A file of what is asked, of one instance after the other."""
+    file = folder / "targets"
+    file.write_text("".join(f"GET {urls[number % len(urls)]}{path}\n" for number, path in enumerate(paths)))
+    return file
+
+
+def attack(
+    targets: Path, rate: int, seconds: float, process: subprocess.Popen[bytes] | None = None
+) -> dict[str, float]:
+    """Ask at a rate by vegeta: milliseconds at quantiles, and the part that was answered with 200.
+
+    Of the process of the server also how many microseconds of processor it took for a request: these do not depend on
+    who else has the machine's cores.
+    """
+    words = ["-targets", str(targets), "-rate", str(rate), "-duration", f"{seconds}s", "-timeout", "5s"]
+    words += ["-workers", "16", "-max-workers", "256"]
+    before_s = processor_s(process)
+    done = subprocess.run(["vegeta", "attack", *words], capture_output=True, check=True)
+    took_s = processor_s(process) - before_s
+    report = subprocess.run(["vegeta", "report", "-type=json"], input=done.stdout, capture_output=True, check=True)
+    found = json.loads(report.stdout)
+    latencies = {name: value / 1e6 for name, value in found["latencies"].items()}
+    return {
+        "p50": latencies["50th"],
+        "p99": latencies["99th"],
+        "max": latencies["max"],
+        "ok": found["success"],
+        "cpu_us": took_s / found["requests"] * 1e6,
+    }
+
+
+def processor_s(process: subprocess.Popen[bytes] | None) -> float:
+    """Seconds of processor that a process has taken; 0 of none."""
+    if process is None:
+        return 0.0
+    times = psutil.Process(process.pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def _wait(url: str, process: subprocess.Popen[bytes]) -> None:

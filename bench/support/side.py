@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -77,8 +77,16 @@ def commits_ms(app: sw.App, bootstrap: str, store: str, cache: Path, batch: int,
     return [report.time_ms for report in reports(app, bootstrap, store, cache, batch, **more)]
 
 
-def reports(app: sw.App, bootstrap: str, store: str, cache: Path, batch: int, **more: Any) -> list[BatchReport]:
-    """Run an app of ours until it has caught up: what it says of each of its commits.
+def reports(
+    app: sw.App,
+    bootstrap: str,
+    store: str,
+    cache: Path,
+    batch: int,
+    on_report: Callable[[BatchReport], None] = lambda _report: None,
+    **more: Any,
+) -> list[BatchReport]:
+    """Run an app of ours until it has caught up: what it says of each of its commits, also as it is made.
 
     `batch` is `max_records`; `more` are further options.
     """
@@ -95,7 +103,12 @@ def reports(app: sw.App, bootstrap: str, store: str, cache: Path, batch: int, **
         master="local[2]",
         **more,
     )
-    run(app, options, found.append)
+
+    def note(report: BatchReport) -> None:
+        found.append(report)
+        on_report(report)
+
+    run(app, options, note)
     return found
 
 

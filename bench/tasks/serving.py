@@ -10,14 +10,13 @@ share the machine's cores.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from shutil import which
 
@@ -27,22 +26,39 @@ import urllib3
 from slackwater.client.remote import Server
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import apps, history
+from slackwater.store.versions import apps
 from slackwater.store.versions.manifest import AppInfo, Input
 
-from tests.support.s3_proxy import s3_proxy
 from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, versitygw
 
 from ..multi_get import TABLE
+from ..support.far_away import FarAway, far_away
 from ..support.row import Row
-from ..support.served import APP, TALL, TOPIC, WIDE, WIDE_COLUMNS, WIDE_KEYS, born, make, names, serving, tall_rows
+from ..support.served import (
+    APP,
+    TALL,
+    TOPIC,
+    WIDE,
+    WIDE_COLUMNS,
+    WIDE_KEYS,
+    attack,
+    born,
+    make,
+    names,
+    processor_s,
+    serving,
+    tall_rows,
+    targets,
+)
 from ..support.written import Stage
 
 KEYS, QUICK_KEYS = 10_000_000, 1_000_000
 RATE = 1_000
 WIDE_RATE = 10
 TRIES = 10_000
-COLD_TABLES, COLD_KEYS = 60, 200_000
+COLD_TABLES = 30
+COLD_KEYS = (200_000, 1_000_000)
+"""SSTs that are fetched whole, and such of which pages are read."""
 MS = 1_000
 
 
@@ -58,32 +74,15 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
     count, seconds = (QUICK_KEYS, 5) if quick else (KEYS, 30)
     root, cache = str(folder / "store"), folder / "cache"
     make(open_store(root), SstCache(cache, 1 << 40), count)
-    with serving(root, cache) as (url, _):
-        yield from _warm(url, count, seconds)
-        yield _wide(url, seconds)
+    with serving(root, cache) as (url, process):
+        yield from _warm(url, process, count, seconds)
+        yield _wide(url, process, seconds)
     if redis := _redis(folder, count, seconds):
         yield redis
     yield _two(root, folder, count, max(seconds, 15))
-    yield _own_writes(root, cache, TRIES // 20 if quick else TRIES)
+    yield _own_writes(folder / "own", TRIES // 20 if quick else TRIES)
     if which("go"):
-        yield _cold(folder, quick)
-
-
-def _targets(folder: Path, urls: Sequence[str], paths: Sequence[str]) -> Path:
-    file = folder / "targets"
-    file.write_text("".join(f"GET {urls[number % len(urls)]}{path}\n" for number, path in enumerate(paths)))
-    return file
-
-
-def _attack(targets: Path, rate: int, seconds: float) -> dict[str, float]:
-    """Milliseconds at quantiles, and the part that was answered with 200."""
-    words = ["-targets", str(targets), "-rate", str(rate), "-duration", f"{seconds}s", "-timeout", "5s"]
-    words += ["-workers", "16", "-max-workers", "256"]
-    attack = subprocess.run(["vegeta", "attack", *words], capture_output=True, check=True)
-    report = subprocess.run(["vegeta", "report", "-type=json"], input=attack.stdout, capture_output=True, check=True)
-    found = json.loads(report.stdout)
-    latencies = {name: value / 1e6 for name, value in found["latencies"].items()}
-    return {"p50": latencies["50th"], "p99": latencies["99th"], "max": latencies["max"], "ok": found["success"]}
+        yield from _cold(folder, quick)
 
 
 def _paths(count: int, keys: int, seed: int = 3) -> list[str]:
@@ -91,28 +90,29 @@ def _paths(count: int, keys: int, seed: int = 3) -> list[str]:
     return [f"/apps/{APP}/at/now/tables/{TALL}?key={name}" for name in names(numbers)]
 
 
-def _warm(url: str, keys: int, seconds: int) -> Iterator[Row]:
+def _warm(url: str, process: subprocess.Popen[bytes], keys: int, seconds: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
-        targets = _targets(Path(name), [url], _paths(RATE * seconds, keys))
-        _attack(targets, RATE // 4, 3)
-        found = _attack(targets, RATE, seconds)
+        wanted = targets(Path(name), [url], _paths(RATE * seconds, keys))
+        attack(wanted, RATE // 4, 3)
+        found = attack(wanted, RATE, seconds, process)
     what = f"get of one key of {keys:,}, warm, {RATE:,} requests/s offered, over HTTP"
-    note = f"{found['ok']:.2%} answered; max {found['max']:.0f} ms"
+    note = f"{found['ok']:.2%} answered; max {found['max']:.0f} ms; {found['cpu_us']:.0f} µs of processor a request"
     yield Row.at_most(f"{what}: p50", f"{found['p50']:.2f} ms", note, found["p50"], 2)
     yield Row.at_most(f"{what}: p99", f"{found['p99']:.2f} ms", note, found["p99"], 10)
 
 
-def _wide(url: str, seconds: int) -> Row:
+def _wide(url: str, process: subprocess.Popen[bytes], seconds: int) -> Row:
     random = np.random.default_rng(4)
     asked = [
         "&".join(f"key={name}" for name in names(random.integers(WIDE_KEYS, size=50))) for _ in range(WIDE_RATE * 30)
     ]
     with tempfile.TemporaryDirectory() as name:
-        targets = _targets(Path(name), [url], [f"/apps/{APP}/at/now/tables/{WIDE}?{each}" for each in asked])
-        _attack(targets, WIDE_RATE, 3)
-        found = _attack(targets, WIDE_RATE, seconds)
+        wanted = targets(Path(name), [url], [f"/apps/{APP}/at/now/tables/{WIDE}?{each}" for each in asked])
+        attack(wanted, WIDE_RATE, 3)
+        found = attack(wanted, WIDE_RATE, seconds, process)
     what = f"50 keys of {WIDE_COLUMNS} columns in one request, warm, {WIDE_RATE} requests/s: p99"
-    return Row.at_most(what, f"{found['p99']:.1f} ms", f"p50 {found['p50']:.1f} ms", found["p99"], 60)
+    note = f"p50 {found['p50']:.1f} ms; {found['cpu_us'] / MS:.1f} ms of processor a request"
+    return Row.at_most(what, f"{found['p99']:.1f} ms", note, found["p99"], 60)
 
 
 def _redis(folder: Path, keys: int, seconds: int) -> Row | None:
@@ -176,12 +176,12 @@ def _is_alone(url: str) -> bool:
     return int(urllib3.request("GET", f"{url}/healthz").json()["others"]) == 0
 
 
-def _own_writes(root: str, cache: Path, tries: int) -> Row:
+def _own_writes(folder: Path, tries: int) -> Row:
     """A record is committed by a writer, and at once its effect is asked for, by its offset."""
-    store = open_store(root)
-    head = history.head(store, APP, TALL)
-    assert head is not None
-    stage = Stage(store, SstCache(cache, 1 << 40), head)
+    root, cache = str(folder / "store"), folder / "cache"
+    store, opened = open_store(root), SstCache(cache, 1 << 40)
+    apps.create_app(store, AppInfo(APP, 1))
+    stage = Stage(store, opened, born(store, opened, TALL, TABLE, tall_rows(np.arange(1_000), 1)))
     wrong, waits = 0, list[float]()
     asked = threading.Semaphore(0)
     done = threading.Semaphore(0)
@@ -190,7 +190,7 @@ def _own_writes(root: str, cache: Path, tries: int) -> Row:
         for number in range(tries):
             asked.acquire()
             stage.put(tall_rows(np.array([7]), number + 100), {TOPIC: Input(TOPIC, (number + 1,))})
-            if number % 200 == 199:
+            if number % 20 == 19:
                 stage.compact()
             done.release()
 
@@ -212,36 +212,59 @@ def _own_writes(root: str, cache: Path, tries: int) -> Row:
     return Row(what, str(wrong), wait, float(wrong), "<= 0", wrong == 0)
 
 
-def _cold(folder: Path, quick: bool) -> Row:
+def _cold(folder: Path, quick: bool) -> Iterator[Row]:
     """A key of a table that the instance has nothing of, of one table after the other; requests take 30 ms longer."""
-    tables, took, requests = (10 if quick else COLD_TABLES), list[float](), list[int]()
+    tables = 5 if quick else COLD_TABLES
     (folder / "gw").mkdir()
     os.environ |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": "us-east-1"}
-    with versitygw(folder / "gw") as endpoint, s3_proxy(endpoint, delay_s=0.03) as proxy:
-        os.environ["AWS_ENDPOINT_URL"] = endpoint
+    # The proxy's thread is in this process, too: neither shall wait long for the interpreter.
+    sys.setswitchinterval(0.0005)
+    with versitygw(folder / "gw") as endpoint, far_away(endpoint, 0.03) as proxy:
         boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
-        root, random = f"s3://{BUCKET}/cold", np.random.default_rng(6)
-        store, cache = open_store(root), SstCache(folder / "made", 1 << 40)
-        apps.create_app(store, AppInfo(APP, 1))
-        for number in range(tables):
-            born(store, cache, f"legs{number}", TABLE, tall_rows(np.arange(COLD_KEYS), 1))
-        os.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
-        with serving(root, folder / "none") as (url, _), Server(url) as server:
-            server.app(APP)
-            for number in range(tables):
-                path, (key,) = (
-                    ("apps", APP, "at", "now", "tables", f"legs{number}"),
-                    names(random.integers(COLD_KEYS, size=1)),
-                )
-                time.sleep(0.5)  # what is fetched beside an answer is there
-                before, began_s = proxy.requests, time.perf_counter()
-                server.http.json(path, key=key)
-                took.append(time.perf_counter() - began_s)
-                requests.append(proxy.requests - before)
-    p99 = float(np.quantile(took, 0.99)) * MS
-    note = f"p50 {np.median(took) * MS:.0f} ms, {np.median(requests):.0f} requests meanwhile"
-    what = f"get of one key of {COLD_KEYS:,}, cold, 30 ms added to each store request: p99 of {tables}"
-    return Row.at_most(what, f"{p99:.0f} ms", note, p99, 150)
+        for keys in COLD_KEYS:
+            os.environ["AWS_ENDPOINT_URL"] = endpoint
+            root = f"s3://{BUCKET}/cold-{keys}"
+            store, cache = open_store(root), SstCache(folder / f"made-{keys}", 1 << 40)
+            apps.create_app(store, AppInfo(APP, 1))
+            rows = tall_rows(np.arange(keys), 1)
+            stored = [born(store, cache, f"legs{number}", TABLE, rows).ssts[0].bytes for number in range(tables)]
+            os.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
+            # An app has a few stages, and none is looked for again while it is measured: this one has many.
+            with serving(root, folder / f"none-{keys}", "--every", "5s") as (url, process), Server(url) as server:
+                took, requests, cpu_s = _ask_cold(server, proxy, process, keys, tables)
+            p99 = float(np.quantile(took, 0.99)) * MS
+            note = f"p50 {np.median(took) * MS:.0f} ms, {np.median(requests):.0f} requests for it, "
+            note += f"{np.median(cpu_s) * MS:.0f} ms of processor meanwhile"
+            size = f"SSTs of {np.median(stored) / 1e6:.1f} MB"
+            what = f"get of one key of {keys:,}, {size}, cold, 30 ms added to each store request: p99 of {tables}"
+            yield Row.at_most(what, f"{p99:.0f} ms", note, p99, 150)
+
+
+def _ask_cold(
+    server: Server, proxy: FarAway, process: subprocess.Popen[bytes], keys: int, tables: int
+) -> tuple[list[float], list[int], list[float]]:
+    """Of each table the seconds, the requests for its objects, and the seconds of processor that the server took."""
+    took, requests, cpu_s = list[float](), list[int](), list[float]()
+    random = np.random.default_rng(6)
+    server.app(APP)
+    for number in range(tables):
+        (key,) = names(random.integers(keys, size=1))
+        _until_quiet(process)  # what is fetched beside an answer is there
+        seen, before_s, began_s = len(proxy.seen), processor_s(process), time.perf_counter()
+        server.http.json(("apps", APP, "at", "now", "tables", f"legs{number}"), key=key)
+        took.append(time.perf_counter() - began_s)
+        cpu_s.append(processor_s(process) - before_s)
+        requests.append(sum(f"/legs{number}/sst/" in each for each in proxy.seen[seen:]))
+    return took, requests, cpu_s
+
+
+def _until_quiet(process: subprocess.Popen[bytes]) -> None:
+    """Wait until the server does little for a while."""
+    while True:
+        before_s = processor_s(process)
+        time.sleep(0.5)
+        if processor_s(process) - before_s < 0.25:
+            return
 
 
 if __name__ == "__main__":

@@ -17,13 +17,18 @@ from ...errors import NotFound, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.multi_get import multi_get
-from ...store.sst.hashing import hash_keys, normalise_keys
+from ...store.read.remote_sst import SMALL_BYTES
+from ...store.sst.arrow_types import python_values
+from ...store.sst.hashing import PLAIN, hash_key, hash_keys, normalise_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Column, Manifest, Table, is_internal
 from ..cut.graph import Cut
 from ..cut.moments import having
 
 _ZONED = re.compile(r"Z$|:.*[+-]\d{2}(:?\d{2})?$")
+_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+"""As Arrow and Python both read it."""
+_TOO_LARGE = {f"int{bits}": 1 << bits - 1 for bits in (8, 16, 32, 64)}
 _UNPARSABLE = (pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError)
 _AS_JSON = """write a struct as JSON, with all its fields: '{"origin": "EWR", "number": 1545}'"""
 
@@ -106,6 +111,39 @@ def parse_keys(name: str, table: Table, keys: Sequence[Sequence[object]]) -> pa.
     return normalise_keys(pa.table(columns, schema=schema), schema.names)
 
 
+def hashed_key(table: Table, values: Sequence[object]) -> tuple[int, tuple[object, ...]] | None:
+    """The hash of a key and its values as Python has them, of text and whole numbers; None where `parse_keys` says."""
+    if len(values) != len(table.key):
+        return None
+    found: list[str | int | None] = []
+    for value, column in zip(values, table.key, strict=True):
+        if column.type not in PLAIN or not (value is None or isinstance(value, str)):
+            return None
+        if value is None or (column.type == "string" and (value.isascii() or _is_unicode(value))):
+            found.append(value)
+        elif column.type != "string" and _NUMBER.fullmatch(value) and abs(int(value)) < _TOO_LARGE[column.type]:
+            found.append(int(value))
+        else:
+            return None
+    return hash_key(found, [column.type for column in table.key]), tuple(found)
+
+
+def hashed_keys(name: str, table: Table, keys: Sequence[Sequence[object]]) -> list[tuple[int, tuple[object, ...]]]:
+    """The hash of each key and its values as Python has them, of any types. Raises as `parse_keys`."""
+    parsed = parse_keys(name, table, keys)
+    hashes = hash_keys(parsed, parsed.schema.names).tolist()
+    columns = (python_values(column) for column in parsed.columns)
+    return [*zip(hashes, zip(*columns, strict=True), strict=True)]
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _parse_or_say(text: object, field: pa.Field, name: str, expected: str) -> pa.Array:
     try:
         return _parse(text, field.type)
@@ -176,23 +214,37 @@ def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[object]) 
 
 
 def look_up(
-    store: ObjectStore, cache: SstCache | None, cut: Cut, table: str, keys: pa.Table
+    store: ObjectStore,
+    cache: SstCache | None,
+    cut: Cut,
+    table: str,
+    keys: pa.Table,
+    *,
+    whole_bytes: int = SMALL_BYTES,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """The visible columns of the rows of many keys, as `parse_keys` gives them, in their order; and which are there.
 
-    Of one that is not, all but the key is null. The cut has the table. Raises as `multi_get`, whose cache it is.
+    Of one that is not, all but the key is null. The cut has the table. Raises as `multi_get`, whose cache and
+    `whole_bytes` these are.
     """
     manifest = cut.table(table)
     assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  the cut has it
     hashes, clock_ms = hash_keys(keys, keys.schema.names), cut.clock_ms(table)
-    values, present = multi_get(store, cache, manifest.ssts, manifest.table, hashes, keys, clock_ms=clock_ms)
+    values, present = multi_get(
+        store, cache, manifest.ssts, manifest.table, hashes, keys, clock_ms=clock_ms, whole_bytes=whole_bytes
+    )
     rows = pa.table([*keys.columns, *values.columns], [*keys.schema.names, *values.schema.names])
     return rows.select(visible_schema(manifest.table).names), present
 
 
 def select(table: str, rows: pa.Table, names: Sequence[str]) -> pa.Table:
     """Some columns of rows of a table, or all where none is named. Raises `NotFound`, which tells the nearest."""
-    for name in names:
-        if name not in rows.schema.names:
-            raise NotFound(f"column of table {table!r}", name, rows.schema.names)
+    check_columns(table, rows.schema.names, names)
     return rows.select(names) if names else rows
+
+
+def check_columns(table: str, known: Sequence[str], names: Sequence[str]) -> None:
+    """Raise `NotFound`, which tells the nearest, unless a table has columns of these names."""
+    for name in names:
+        if name not in known:
+            raise NotFound(f"column of table {table!r}", name, known)

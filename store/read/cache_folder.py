@@ -26,6 +26,7 @@ import xxhash
 
 from ..sst.evolution import Reading
 from ..versions.manifest import Sst, Table
+from .cells import Cells
 from .decode import Block, check_shape
 from .fetch import corrupt, file_name
 
@@ -208,6 +209,11 @@ class Mapped:
     def stored(self) -> pa.Table:
         """All rows as one table, as the SST has them, without a copy."""
         return pa.Table.from_batches([block.stored for block in self.blocks])
+
+    @cached_property
+    def cells(self) -> tuple[Cells, ...]:
+        """Its rows in order, value by value."""
+        return tuple(Cells(block) for block in self.blocks if block.hashes.size)
 
 
 def write_file(path: Path, sst: Sst, batches: Iterable[pa.RecordBatch]) -> None:

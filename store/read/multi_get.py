@@ -12,7 +12,7 @@ footer and the page index say in which pages such times are, and only those are 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import dropwhile
 
 import numpy as np
@@ -30,6 +30,7 @@ from .cache import SstCache
 from .cache_folder import Mapped
 from .decode import Block
 from .footers import fetch_footers
+from .range_reads import at_once
 from .remote_sst import SMALL_BYTES, RangedSst, locate, read_together
 
 
@@ -152,6 +153,7 @@ def multi_get(
     clock_ms: int | None = None,
     newer: Iterable[Block] = (),
     seqs: npt.NDArray[np.int64] | None = None,
+    whole_bytes: int = SMALL_BYTES,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Look up keys, through the cache.
 
@@ -171,6 +173,7 @@ def multi_get(
         newer: rows that are in memory, in the form and order of an SST, each key once, and newer than those of `ssts`.
         seqs: filled with `_seq` of the newest row that is stored of each key, tombstone or expired though it may be; 0
             where none is. Shape of `hashes`.
+        whole_bytes: an SST up to this is fetched whole, into the cache: sooner there than by ranges, for more bytes.
 
     Returns:
         The value columns with one row for each key in the order asked, nulls where it is absent; and whether
@@ -192,7 +195,7 @@ def multi_get(
         if mapped is not None:
             search.look_in(mapped.blocks, wanted)
             continue
-        cold = cold or _Cold(store, cache, ssts, search)
+        cold = cold or _Cold(store, cache, ssts, search, whole_bytes)
         search.look_in(cold.read(sst, wanted), wanted)
     if seqs is not None:
         seqs[search.order] = search.seqs
@@ -202,27 +205,36 @@ def multi_get(
 class _Cold:
     """The SSTs of a look-up that this machine does not have."""
 
-    def __init__(self, store: ObjectStore, cache: SstCache | None, ssts: Sequence[Sst], search: "_Search") -> None:
-        """Read the footers of those that will be read by ranges, then what tells where keys are in them."""
-        self._store, self._cache, self._ssts, self._search = store, cache, ssts, search
-        absent = [
-            (sst, wanted)
-            for sst, wanted in search.over(ssts)
-            if cache is None or not (cache.has(sst) or self._is_better_whole(sst))
-        ]
-        fetch_footers(store, [sst for sst, _ in absent], search.table, search.reads)
-        self._ranged = {sst: RangedSst(store, sst, search.table, search.reads) for sst, _ in absent}
-        locate([(self._ranged[sst], search.hashes[wanted]) for sst, wanted in absent])
+    def __init__(
+        self, store: ObjectStore, cache: SstCache | None, ssts: Sequence[Sst], search: "_Search", whole_bytes: int
+    ) -> None:
+        """Fetch the small ones, and the footers of those that will be read by ranges; then what tells where keys are.
+
+        That is two round trips for all of them.
+        """
+        self._store, self._cache, self._ssts, self._search, self._whole_bytes = store, cache, ssts, search, whole_bytes
+        absent = [(sst, wanted) for sst, wanted in search.over(ssts) if cache is None or not cache.has(sst)]
+        by_ranges = [each for each in absent if not self._is_better_whole(each[0])]
+        small = [sst for sst, _ in absent if sst.bytes <= whole_bytes] if cache is not None and len(absent) > 1 else []
+        counted = [Reads() for _ in small]
+        coming = [at_once().submit(self._whole, *each) for each in zip(small, counted, strict=True)]
+        fetch_footers(store, [sst for sst, _ in by_ranges], search.table, search.reads)
+        self._ranged = {sst: RangedSst(store, sst, search.table, search.reads) for sst, _ in by_ranges}
+        for found, reads in zip(coming, counted, strict=True):
+            found.result()
+            search.reads.add(replace(reads, round_trips=0))
+        search.reads.round_trips += bool(small and not by_ranges)
+        locate([(self._ranged[sst], search.hashes[wanted]) for sst, wanted in by_ranges])
         self._ahead: dict[Sst, list[Block]] = {}
 
     def _is_better_whole(self, sst: Sst) -> bool:
         cache = self._cache
-        return cache is not None and (sst.bytes <= SMALL_BYTES or cache.ranged_bytes(sst) >= sst.bytes)
+        return cache is not None and (sst.bytes <= self._whole_bytes or cache.ranged_bytes(sst) >= sst.bytes)
 
     def read(self, sst: Sst, wanted: npt.NDArray[np.int64]) -> Iterable[Block]:
         """The rows among which those of the keys at these positions are."""
         search, cache = self._search, self._cache
-        if self._is_better_whole(sst) and (mapped := self._whole(sst)) is not None:
+        if self._is_better_whole(sst) and (mapped := self._whole(sst, search.reads)) is not None:
             search.reads.touched_bytes += sst.bytes - sst.footer_bytes - sst.filter_bytes
             return mapped.blocks
         ranged = self._ranged.get(sst)
@@ -234,7 +246,7 @@ class _Cold:
         search.reads.filtered += int((~passing).sum())
         size = ranged.bytes_of(parts)
         if cache is not None:
-            if size > sst.bytes * (1 - _SPARED) and (mapped := self._whole(sst)) is not None:
+            if size > sst.bytes * (1 - _SPARED) and (mapped := self._whole(sst, search.reads)) is not None:
                 return mapped.blocks
             cache.count_ranged(sst, size)
         if sst not in self._ahead:
@@ -243,9 +255,9 @@ class _Cold:
             self._read_ahead(sst)
         return self._ahead.pop(sst)
 
-    def _whole(self, sst: Sst) -> Mapped | None:
-        cache, search = self._cache, self._search
-        return None if cache is None else cache.bring(self._store, sst, search.table, search.reads)
+    def _whole(self, sst: Sst, reads: Reads) -> Mapped | None:
+        cache = self._cache
+        return None if cache is None else cache.bring(self._store, sst, self._search.table, reads)
 
     def _read_ahead(self, sst: Sst) -> None:
         """Read rows of this SST, and of older ones that may be looked in for the same keys, while these are few."""

@@ -118,10 +118,11 @@ def python_values(column: pa.ChunkedArray | pa.Array) -> list[object]:
     try:
         return list(column.to_pylist())
     except (OverflowError, ValueError):
-        return [_value(scalar) for scalar in column]
+        return [python_value(scalar) for scalar in column]
 
 
-def _value(scalar: pa.Scalar) -> object:
+def python_value(scalar: pa.Scalar) -> object:
+    """One value, as `python_rows` gives it."""
     try:
         return scalar.as_py()
     except (OverflowError, ValueError):
@@ -132,11 +133,11 @@ def _inside(scalar: pa.Scalar) -> object:
     """A value that holds one, or is one, that Python cannot hold."""
     kind, types = scalar.type, pa.types
     if types.is_struct(kind):
-        return {name: _value(each) for name, each in scalar.items()}
+        return {name: python_value(each) for name, each in scalar.items()}
     if types.is_map(kind):
-        return [(_value(each["key"]), _value(each["value"])) for each in scalar.values]
+        return [(python_value(each["key"]), python_value(each["value"])) for each in scalar.values]
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return [_value(each) for each in scalar.values]
+        return [python_value(each) for each in scalar.values]
     if types.is_date32(kind):
         return _day(scalar.value)
     if types.is_date64(kind):
@@ -150,7 +151,7 @@ def _inside(scalar: pa.Scalar) -> object:
     if types.is_duration(kind):
         return f"{scalar.value} {kind.unit}"
     # Of a union, a dictionary or an extension type the value is one of another type.
-    return _value(scalar.value)
+    return python_value(scalar.value)
 
 
 def _day(days: int) -> str:

@@ -7,13 +7,16 @@ the other; a NULL struct leaves the seed, as do NULL fields. Two structs are the
 is another key than a struct of NULLs, though they share their hash.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, reduce
+from struct import Struct
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from ...errors import Usage
 from .xxh64 import U64, hash_bytes, hash_u32, hash_u64
@@ -34,6 +37,25 @@ def hash_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> npt.ND
     for name in columns:
         running = _chain(name, _one_array(rows.column(name)), running)
     return running.view(np.int64)
+
+
+_PLAIN: Mapping[str, Callable[[Any], bytes]] = {
+    "string": str.encode,
+    "int64": Struct("<q").pack,
+    # Spark widens everything shorter to int.
+    **dict.fromkeys(("int32", "int16", "int8"), Struct("<i").pack),
+}
+PLAIN = frozenset(_PLAIN)
+"""Names of types of text and whole numbers."""
+
+
+def hash_key(values: Sequence[str | int | None], types: Sequence[str]) -> int:
+    """`hash_keys` of one key with columns of these types, which are `PLAIN`; a hundredth of the time."""
+    running = int(_SEED)
+    for value, kind in zip(values, types, strict=True):
+        if value is not None:
+            running = xxhash.xxh64_intdigest(_PLAIN[kind](value), running)
+    return running - (1 << 64) if running >> 63 else running
 
 
 def partition_of(hashes: npt.NDArray[np.int64], partitions: int) -> npt.NDArray[np.int32]:

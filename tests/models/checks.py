@@ -18,6 +18,7 @@ from tests.models.states import Shown
 from tests.models.tables import same_form
 from tests.models.writers import STAGE
 from tests.support.collecting import HOUR_MS, AgingStore, fresh, keys_of
+from tests.support.opened import rows_of
 from tests.support.state_rows import Hashes, Key, columns
 
 
@@ -31,7 +32,7 @@ def check_reads(
     written: Iterable[Key],
     shown: Shown,
 ) -> None:
-    """Look-ups through the cache and past it, and the relation: by this clock, all equal the dictionary."""
+    """Look-ups through the cache, past it, in what is open, and the relation equal the dictionary by this clock."""
     table = manifest.table
     assert table is not None
     # Some are asked for twice.
@@ -46,6 +47,8 @@ def check_reads(
     values, present = multi_get(store, None, manifest.ssts, table, hashed, asked_for, clock_ms=clock_ms)
     assert present.tolist() == there.tolist()
     assert values == found
+    opened = rows_of(store, cache, manifest.ssts, table, hashed, asked_for, clock_ms)
+    assert [row and tuple(row.values()) for row in opened] == [shown.get(form) for form in forms]
     register(con, "t", store, cache, manifest, clock_ms=clock_ms)
     rows = (tuple(row.values()) for row in con.sql("FROM t").to_arrow_table().to_pylist())
     actual = sorted(repr(same_form(row)) for row in rows)

@@ -158,6 +158,29 @@ def test_the_tails_of_all_runs_come_at_once(
     assert reads.requests >= len(ssts)
 
 
+def test_small_runs_come_at_the_same_time_as_the_footer_of_a_large_one(
+    table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (base, *_) = table
+    small = [put(store, np.arange(seq, 2_000 + seq), seq) for seq in (2, 3, 4)]
+    together, met = threading.Barrier(len(small) + 1, timeout=30), set[str]()
+
+    def meet(method):  # type: ignore[no-untyped-def]
+        def waits(self: CountingStore, key: str, *where: int) -> bytes:
+            if key not in met:
+                met.add(key)
+                together.wait()
+            return method(self, key, *where)
+
+        return waits
+
+    for name in ("get", "get_range"):
+        monkeypatch.setattr(CountingStore, name, meet(getattr(CountingStore, name)))
+    reads = Reads()
+    assert look_up(store, SstCache(tmp_path / "cache", LARGE), (*small, base), np.array([99_999]), reads) == [999_991]
+    assert reads.round_trips == 3
+
+
 def test_far_ranges_come_at_once_and_near_ones_together(table: tuple[CountingStore, tuple[Sst, ...]]) -> None:
     store, (base, *_) = table
     data = store.get(base.object)

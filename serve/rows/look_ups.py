@@ -1,44 +1,77 @@
-"""Many requests for rows of one table at one moment, looked up together.
+"""Rows by key: at once where all is open in this process, else many requests' together, in a thread.
 
-A look-up costs much for the first key and little for each further one. So while one is under way, what comes is
-gathered, and goes as the next. One that waits for the store keeps nobody waiting for long: then another is begun. What
-is open in this process is looked up by the event loop itself.
+Where Arrow is asked, a look-up costs much for the first key and little for each further one. So while one is under
+way, what comes for the same columns of a table at a moment is gathered, and goes as the next. One that waits for the
+store keeps nobody waiting for long: then another is begun.
 """
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from ..client.moment import Moment
-from ..errors import SlackwaterError, Usage
-from ..instants import now_ms
-from ..moments.query.columns import select
-from ..results import values
-from ..results.shown import encoded
-from .newest import FreshMoment, InThread
+from ...errors import SlackwaterError, Usage
+from ...instants import now_ms
+from ...moments.query.columns import check_columns, hashed_key, hashed_keys, select
+from ...results import values
+from ...results.shown import encoded
+from ...store.read.remote_sst import SMALL_BYTES
+from .fresh import FreshMoment, TableAnswers
 
 _MOST_KEYS = 2_000
 """Of one look-up, unless a single request has more."""
-_FEW_KEYS = 16
-"""Of one request that waits for no thread, where all is open."""
+_MOST_VALUES, _VALUES_A_KEY = 12_000, 20
+"""Of one request that waits for no thread: some milliseconds, in which the event loop answers nobody else. To find a
+key takes as long as so many values."""
+_WHOLE_BYTES = 2 << 20
+"""An SST up to this takes no longer whole than a round trip and a half; by ranges it takes three."""
 _PATIENCE_S = 0.005
 """A look-up that takes longer waits for something: whatever comes then need not wait for it."""
 
+T = TypeVar("T")
 Key = tuple[object, ...]
+
+
+class InThread(Protocol):
+    """Calls a function where it may wait, and gives what it gives."""
+
+    def __call__(self, function: Callable[[], T], /) -> Coroutine[Any, Any, T]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What was found for one request."""
+    """What was found for one request: as JSON, or where that was asked for in Arrow."""
 
-    json: Sequence[bytes]
+    json: Sequence[bytes] = ()
     """A row for each key, null where there is none."""
-    table: pa.Table
-    """The same rows; where there is none, all but the key is null."""
-    present: Sequence[bool]
+    table: pa.Table | None = None
+    """A row for each key; where there is none, all but the key is null."""
+    present: Sequence[bool] = ()
+    """Of `table`, which are there."""
+
+
+def at_once(about: TableAnswers, keys: Sequence[Key], columns: Sequence[str], seen_ms: int) -> Rows | None:
+    """The rows of keys whose SSTs are open in this process; None where not all are, or that would take long.
+
+    Raises as `SharedLookUps.rows`.
+    """
+    opened, declared, names = about.opened, about.declared, about.columns
+    if opened is None or len(keys) * (_VALUES_A_KEY + len(columns or names)) > _MOST_VALUES:
+        return None
+    if columns:
+        check_columns(about.name, names, columns)
+        names = tuple(columns)
+        if len({*names}) < len(names):  # in the answer they are numbered
+            return None
+    plain = [hashed for key in keys if (hashed := hashed_key(declared, key)) is not None]
+    each = plain if len(plain) == len(keys) else hashed_keys(about.name, declared, keys)
+    if not all(opened.has(hashed) for hashed, _ in each):
+        return None
+    clock_ms = about.clock_ms(seen_ms)
+    return Rows([about.encode(opened.row(hashed, key, names, clock_ms)) for hashed, key in each])
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +80,8 @@ class _Asked:
     found: "asyncio.Future[Rows]"
 
 
-_Name = tuple[int, str, tuple[str, ...], int]
-"""Of a moment, a table, columns, and a time."""
+_Name = tuple[int, str, tuple[str, ...], int, bool]
+"""Of a moment, a table, columns, a time, and whether rows are wanted in Arrow."""
 
 
 class _Queue:
@@ -71,10 +104,10 @@ class _Queue:
 
     def look_up(self, batch: Sequence[_Asked]) -> Sequence["Rows | Exception"]:
         """What each request gets."""
-        _, table, columns, seen_ms = self.name
+        _, table, columns, seen_ms, in_arrow = self.name
         seen_ms = seen_ms or (now_ms() if self.reading.is_newest else 0)
         try:
-            return _look_up(self.reading.moment, table, [each.keys for each in batch], columns, seen_ms)
+            return _look_up(self.reading, table, [each.keys for each in batch], columns, seen_ms, in_arrow)
         except Exception as error:
             return [error] * len(batch)
 
@@ -95,35 +128,21 @@ class SharedLookUps:
         columns: tuple[str, ...],
         *,
         seen_ms: int = 0,
-        partitions: Iterable[int] | None = None,
+        in_arrow: bool = False,
     ) -> Rows:
         """The rows of keys, of some columns or all. Raises as `Moment.get_many`.
 
-        Rows that expire by write time are seen as of `seen_ms`, 0 for the moment's own time. `partitions` are the state
-        partitions that have the keys, where they are known.
+        Rows that expire by write time are seen as of `seen_ms`, 0 for the moment's own time.
         """
-        is_at_once = len(keys) <= _FEW_KEYS and reading.is_warm(table, partitions)
-        name = (id(reading) if is_at_once else -id(reading), table, columns, seen_ms)
+        name = (id(reading), table, columns, seen_ms, in_arrow)
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = _Queue(reading, name)
-            if is_at_once:
-                # Whoever was heard of at the same moment comes before this.
-                asyncio.get_running_loop().call_soon(self._at_once, queue)
         asked = _Asked(keys, asyncio.get_running_loop().create_future())
         queue.waiting.append(asked)
-        if not is_at_once and (not queue.under_way or time.monotonic() - queue.begun_s > _PATIENCE_S):
+        if not queue.under_way or time.monotonic() - queue.begun_s > _PATIENCE_S:
             self._begin(queue)
         return await asked.found
-
-    def _at_once(self, queue: _Queue) -> None:
-        """Look up in what is open: that takes less than to hand it to a thread, which would hold the interpreter."""
-        batch = queue.batch()
-        _give(batch, queue.look_up(batch))
-        if queue.waiting:
-            asyncio.get_running_loop().call_soon(self._at_once, queue)
-        else:
-            self._queues.pop(queue.name, None)
 
     def _begin(self, queue: _Queue) -> None:
         queue.under_way += 1
@@ -153,10 +172,15 @@ def _give(batch: Sequence[_Asked], found: Sequence["Rows | Exception"]) -> None:
 
 
 def _look_up(
-    moment: Moment, table: str, asked: Sequence[Sequence[Key]], columns: tuple[str, ...], seen_ms: int
+    reading: FreshMoment,
+    table: str,
+    asked: Sequence[Sequence[Key]],
+    columns: tuple[str, ...],
+    seen_ms: int,
+    in_arrow: bool,
 ) -> Sequence[Rows | Exception]:
     """What each request gets, an error where its keys are none of the table's."""
-    parsed: list[pa.Table | Exception] = []
+    moment, parsed = reading.moment, list[pa.Table | Exception]()
     try:
         together = moment.keys_of(table, [key for keys in asked for key in keys])
         counts = [len(keys) for keys in asked]
@@ -171,18 +195,21 @@ def _look_up(
             return [each for each in parsed if isinstance(each, Exception)]
         together = pa.concat_tables(good)
         counts = [0 if isinstance(each, Exception) else each.num_rows for each in parsed]
-    rows, present = moment.rows_of(table, together, seen_ms=seen_ms)
+    # What is newest is to be open anyway.
+    whole_bytes = _WHOLE_BYTES if reading.is_newest else SMALL_BYTES
+    rows, present = moment.rows_of(table, together, seen_ms=seen_ms, whole_bytes=whole_bytes)
     rows = select(table, rows, columns)
     there = present.tolist()
-    encoded_rows = encode_rows(rows, there)
+    as_json = [] if in_arrow else encode_rows(rows, there)
     found: list[Rows | Exception] = []
     at = 0
     for number, count in enumerate(counts):
         if parsed and isinstance(parsed[number], Exception):
             found.append(parsed[number])
             continue
-        found.append(Rows(encoded_rows[at : at + count], rows.slice(at, count), there[at : at + count]))
-        at += count
+        end = at + count
+        found.append(Rows((), rows.slice(at, count), there[at:end]) if in_arrow else Rows(as_json[at:end]))
+        at = end
     return found
 
 

@@ -1,0 +1,72 @@
+"""A server that is farther away: a proxy that lets each request wait, and takes little of the processor itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Thread
+from urllib.parse import urlsplit
+
+
+class FarAway:
+    """Passes bytes on between each client and a connection of its own; what a client sends, later by `delay_s`."""
+
+    def __init__(self, endpoint: str, delay_s: float) -> None:
+        self.seen: list[str] = []
+        """The first line of each request."""
+        self.endpoint = ""
+        self._behind, self._delay_s = urlsplit(endpoint), delay_s
+
+    async def listen(self) -> asyncio.Server:
+        """Listen on a port of this machine."""
+        server = await asyncio.start_server(self._client, "127.0.0.1", 0)
+        self.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        return server
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_behind, to_behind = await asyncio.open_connection(self._behind.hostname, self._behind.port)
+        loop = asyncio.get_running_loop()
+
+        async def there() -> None:
+            while data := await reader.read(1 << 18):
+                line = data.partition(b"\r\n")[0].decode("latin-1")
+                self.seen += [line] if line.endswith("HTTP/1.1") else []
+                # In order, also where more comes before that is over.
+                loop.call_later(self._delay_s, to_behind.write, data)
+
+        async def back() -> None:
+            while data := await from_behind.read(1 << 18):
+                writer.write(data)
+
+        try:
+            with suppress(ConnectionError, asyncio.CancelledError):
+                await asyncio.gather(there(), back())
+        finally:
+            to_behind.close()
+            writer.close()
+
+
+@contextmanager
+def far_away(endpoint: str, delay_s: float) -> Iterator[FarAway]:
+    """The proxy, in a thread, until the end."""
+    loop, proxy = asyncio.new_event_loop(), FarAway(endpoint, delay_s)
+    server = loop.run_until_complete(proxy.listen())
+    thread = Thread(target=loop.run_forever, name="far-away")
+    thread.start()
+    try:
+        yield proxy
+    finally:
+
+        async def end() -> None:
+            server.close()
+            mine = asyncio.current_task()
+            tasks = [each for each in asyncio.all_tasks() if each is not mine]
+            for each in tasks:
+                each.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,52 @@
+"""Values of single rows of a block, column by column, as Python has them: a value at a time, and no row is copied."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from ..sst.arrow_types import python_value
+from ..sst.types import EXPIRES
+from .decode import Block
+
+
+class Cells(dict[str, Callable[[int], object]]):
+    """By column, the table's or an SST's own, what gives its value in a row of the block; made when first asked for.
+
+    The values are those of `arrow_types.python_rows`. Threads may share it.
+    """
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self._block = block
+        self.hashes = block.hashes.data
+        """The rows' `_hash`, ascending."""
+        self.find = block.hashes.searchsorted
+        """Where a hash is, or would be."""
+        self.may_expire = EXPIRES in block.stored.schema.names
+
+    def __missing__(self, name: str) -> Callable[[int], object]:
+        found = self[name] = self._column(name)
+        return found
+
+    def _column(self, name: str) -> Callable[[int], object]:
+        block = self._block
+        source = block.reading.sources.get(name) if block.reading is not None else None
+        if source is None:
+            return _values(block.stored.column(name))
+        if source.name is None:
+            default = python_value(source.default)
+            return lambda _at: default
+        column, kind = block.stored.column(source.name), source.type
+        if source.stored == kind:
+            return _values(column)
+        return lambda at: python_value(column.slice(at, 1).cast(kind)[0])
+
+
+def _values(column: pa.Array) -> Callable[[int], object]:
+    types, kind = pa.types, column.type
+    is_number = types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind)
+    if is_number and not column.null_count:
+        # A tenth of what one of Arrow's scalars costs.
+        return np.asarray(column).data.__getitem__
+    return lambda at: python_value(column[at])
