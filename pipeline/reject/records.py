@@ -167,12 +167,12 @@ class KafkaFeed:
 
     def _rows(self, messages: Sequence[Message]) -> Iterator[tuple[np.ndarray, np.ndarray, Sequence[pa.Array]]]:
         """The offset of each record, its row in its message, and its columns."""
+        plain = pa.schema(list(self.schema)[:-1])
         if self.attempts is None:
-            columns = topic_columns(messages)
+            columns = topic_columns(messages, plain)
             offsets = columns[4].to_numpy()
             yield offsets, np.zeros(len(offsets), np.int64), columns
             return
-        plain = pa.schema(list(self.schema)[:-1])
         for message in messages:
             row = 0
             for batch in decode([message], self.attempts, plain):

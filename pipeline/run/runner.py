@@ -1,8 +1,9 @@
 """Running an app: check its program, claim its stages, build a runner for each, and have them supervised."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -30,6 +31,8 @@ from ..source.spool import InputSpool
 from ..source.wake import PlannerFiles, RequestWatch
 from ..spark.places import Places
 from ..spark.session import running_session, spark_session, warm_up
+from ..telemetry.lineage import Lineage, Where, ended, lineage_of
+from ..telemetry.spans import Tracing, tracing_of
 from ..upkeep.archiver import Archiver
 from ..upkeep.meter import StageMeter
 from .housekeeping import Collector, LagReporter, in_background
@@ -38,7 +41,7 @@ from .options import Options
 from .preflight import Start, check_unflushed, preflight
 from .progress import Backpressure, CatchUp
 from .snapshot_completer import BetweenBatches, Completer, snapshot_names
-from .stopping import Stop, stop_signals
+from .stopping import Stop, StopRequested, stop_signals
 from .supervisor import Supervisor
 
 _DRAIN_S = 10.0
@@ -102,6 +105,7 @@ def run(
             planners = PlannerFiles(scratch / "told")
             retention = options.retention(app.name)
             archiver, spool = _archiver(start, options, retention, spark, news, stack)
+            lineage = _lineage(start, options, claimed, spark)
             limits = start.limits.items()
             bounded = {name: limit.max_records for name, limit in limits if limit.max_records is not None}
             backpressure = Backpressure(planners, bounded)
@@ -111,11 +115,20 @@ def run(
                 publishers.move(head)
                 if archiver is not None:
                     archiver.move(head)
+                if lineage is not None:
+                    lineage.move(head)
                 planners.commit(head.stage, head.version)
 
             spools = {} if spool is None else _topics_of(claimed, retention, str(spool.folder))
-            runners = _build(start, options, known, claimed, spark, on_commit, move, stack, scratch, planners, spools)
+            tracing = tracing_of()
+            if tracing is not None:
+                stack.callback(tracing.close)
+            runners = _build(
+                start, options, known, claimed, spark, on_commit, move, stack, scratch, planners, spools, tracing
+            )
             publishers.start()
+            if lineage is not None:
+                stack.push(partial(_end_lineage, lineage, runners))
         reporter = LagReporter(start.heartbeats, claimer, runners, news, publishers.places)
         stack.enter_context(in_background("lag-reporter", reporter.work))
         if archiver is not None:
@@ -144,6 +157,22 @@ def run(
         supervisor = Supervisor(spark, runners, watch, completer, asked, announcer, catch_up, stop, news, publishers)
         with stop.in_order():
             supervisor.until_done()
+
+
+def _lineage(start: Start, options: Options, claimed: Mapping[str, Manifest], spark: SparkSession) -> Lineage | None:
+    def published(head: Manifest) -> Mapping[str, str]:
+        return apps.publishes(start.store, apps.read_app(start.store, head.app), head.promotion) or {}
+
+    where = Where(options.store, options.kafka["bootstrap.servers"], spark.version, published)
+    return lineage_of(claimed, where)
+
+
+def _end_lineage(
+    lineage: Lineage, runners: Iterable[StageRunner], _kind: object, error: BaseException | None, _trace: object
+) -> None:
+    """As a callback of the end of a run, with what ended it."""
+    errors = {runner.stage.name: runner.error for runner in runners}
+    lineage.end(ended(errors, None if isinstance(error, StopRequested) else error))
 
 
 def _archiver(
@@ -213,6 +242,7 @@ def _build(
     scratch: Path,
     planners: PlannerFiles,
     input_spools: Mapping[str, str],
+    tracing: Tracing | None,
 ) -> tuple[StageRunner, ...]:
     """The runners of the claimed stages, upstream first. `stack` closes them, and removes what they leave on disk."""
     spools, app = spools_beside(options.cache_folder), start.claimer.app.name
@@ -257,6 +287,7 @@ def _build(
             rescue=rejecter.rescue if rejecter else None,
             retry=rejecter.retry if rejecter else None,
             input_spools=input_spools,
+            tracing=tracing,
         )
         runner = StageRunner(
             config,

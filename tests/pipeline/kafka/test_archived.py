@@ -106,7 +106,7 @@ def test_a_chunk_of_an_archive_gives_the_columns_that_its_messages_give() -> Non
     assert told([again[3:7], [again[-1]]]) == told([chunk[3:7], [chunk[-1]]])
     assert topic_columns(again) == topic_columns(chunk) == topic_columns(list(again))
     assert Columns(again).records() == records
-    needed = topic_columns(again, {"value"})
+    needed = topic_columns(again, needed={"value"})
     assert [column.null_count for column in needed[:2]] == [23, 4]
     with pytest.raises(IndexError):
         again[23]
