@@ -17,6 +17,7 @@ _PEM: Any = {"exists": True, "dir_okay": False}
     "slackwater serve --advertise http://10.0.0.7:8350 --host 0.0.0.0     # one of several",
     "curl 'http://127.0.0.1:8350/apps/flights/at/now/tables/carriers?key=UA'",
     kafka=True,
+    goes_on=True,
 )
 def serve(
     session: Session,

@@ -35,7 +35,8 @@ from ..telemetry.lineage import Lineage, Where, ended, lineage_of
 from ..telemetry.spans import Tracing, tracing_of
 from ..upkeep.archiver import Archiver
 from ..upkeep.meter import StageMeter
-from .housekeeping import Collector, LagReporter, in_background
+from .health import Health
+from .housekeeping import Collector, LagReporter, ask_spark, in_background
 from .news import News
 from .options import Options
 from .preflight import Start, check_unflushed, preflight
@@ -55,13 +56,14 @@ def run(
     *,
     news: News | None = None,
     stop: Stop | None = None,
+    health: Health | None = None,
 ) -> None:
     """Run an app until it is stopped (SIGINT, SIGTERM) or, if so asked, until it has caught up.
 
     `on_commit` is told of each committed batch, `news` of all else. `stop` is set when it is to stop; with None, the
     signals are heard here. Where somebody else looks after it, and it was set before the first batch, `StopRequested`
     is raised; `Fenced` where a newer runner took a stage over; another `SlackwaterError` for anything else that stopped
-    it. Nothing committed is lost.
+    it. Nothing committed is lost. `health` is told what goes on, for probes.
     """
     news = news or News()
     with ExitStack() as stack:
@@ -154,7 +156,14 @@ def run(
         completer = Completer(store, folder, channels, claimer.by)
         asked, announcer = BetweenBatches(store, folder), Announcer(claimer.kafka, folder)
         watch = RequestWatch(store, folder, planners)
-        supervisor = Supervisor(spark, runners, watch, completer, asked, announcer, catch_up, stop, news, publishers)
+        if health is not None:
+            stack.enter_context(in_background("health", partial(ask_spark, spark, health)))
+        health = health or Health()
+        triggers = {runner.stage.name: start.limits[runner.stage.name].trigger_ms / 1_000 for runner in runners}
+        health.running(triggers, options.patience_s, lambda stage: watch.held or planners.held(stage))
+        supervisor = Supervisor(
+            spark, runners, watch, completer, asked, announcer, catch_up, stop, news, publishers, health
+        )
         with stop.in_order():
             supervisor.until_done()
 
