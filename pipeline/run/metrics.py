@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _STAGE = ("app", "stage")
+Probe = Callable[[], tuple[str, ...]]
+"""What is wrong, as sentences; nothing where all is well."""
 _OfBatch = dict[str, tuple[str, Callable[[BatchReport], float]]]
 """By a metric's name, what it says, and what it is of a batch."""
 
@@ -147,11 +149,12 @@ class Metrics:
 
     def serve(self, port: int) -> int:
         """Answer `GET /metrics` and probes on a port of all interfaces; see `serve`."""
-        return serve(self.registry, port, {"/livez": self.health.hangs, "/readyz": self.health.lacks})
+        return serve(self.registry, port, self.probes)
 
-
-Probe = Callable[[], tuple[str, ...]]
-"""What is wrong, as sentences; nothing where all is well."""
+    @property
+    def probes(self) -> dict[str, Probe]:
+        """Those of the runner, by their paths."""
+        return {"/livez": self.health.hangs, "/readyz": self.health.lacks}
 
 
 def serve(registry: CollectorRegistry, port: int, probes: Mapping[str, Probe] | None = None) -> int:

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from slackwater.pipeline.dev import ports
-from slackwater.pipeline.dev.jars import cache_folder
 from slackwater.pipeline.dev.process import SupervisedProcess, last_words
-from slackwater.whole_file import locked
+
+from tests.support.go_tools import built, path_of
 
 BUCKET = "slackwater-tests"
 ACCESS_KEY = "tests"
@@ -48,9 +47,10 @@ def versitygw(
     objects.mkdir()
     listen = ("--port", f"{ports.HOST}:{port}", "--access", access_key, "--secret", secret_key, "--keep-alive")
     accounts = ("--iam-dir", str(folder)) if users else ()
-    command = [str(_built()), *listen, *accounts, "posix", *_metadata(folder, objects), str(objects)]
+    program = str(built(_MODULE, _VERSION))
+    command = [program, *listen, *accounts, "posix", *_metadata(folder, objects), str(objects)]
     with _running(command, folder, port) as endpoint:
-        admin = [str(_built()), "admin", "--access", access_key, "--secret", secret_key, "--endpoint-url", endpoint]
+        admin = [program, "admin", "--access", access_key, "--secret", secret_key, "--endpoint-url", endpoint]
         for user, secret in (users or {}).items():
             words = [*admin, "create-user", "--access", user, "--secret", secret, "--role", "user"]
             subprocess.run(words, check=True, capture_output=True)
@@ -60,7 +60,7 @@ def versitygw(
 @contextmanager
 def signed(folder: Path, access_key: str, secret_key: str) -> Iterator[str]:
     """The endpoint of a server that looks at signatures, where there is Go or it was built before; else of moto."""
-    if _program().exists() or shutil.which("go"):
+    if path_of(_MODULE, _VERSION).exists() or shutil.which("go"):
         with versitygw(folder, access_key, secret_key) as endpoint:
             yield endpoint
     else:
@@ -92,41 +92,3 @@ def _running(command: Sequence[str], folder: Path, port: int) -> Iterator[str]:
         yield f"http://{ports.HOST}:{port}"
     finally:
         server.kill()
-
-
-def _program() -> Path:
-    return cache_folder() / f"versitygw-{_VERSION}" / "versitygw"
-
-
-def _built() -> Path:
-    """The program, built once into the user's cache, about a minute. Many processes may ask at once."""
-    go, program = shutil.which("go"), _program()
-    if program.exists():
-        return program
-    if go is None:
-        pytest.skip("no go on PATH: versitygw cannot be built")
-    program.parent.parent.mkdir(parents=True, exist_ok=True)
-    with locked(program.parent.with_name(f"{program.parent.name}.lock"), lambda: None):
-        if not program.exists():
-            _build(go, program.parent)
-    return program
-
-
-def _build(go: str, folder: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
-        done = subprocess.run(
-            [go, "install", "-ldflags=-s -w", f"{_MODULE}@{_VERSION}"],
-            cwd=scratch,
-            # Without a C compiler, and for this machine whatever the developer builds for.
-            env={**os.environ, "GOBIN": scratch, "CGO_ENABLED": "0", "GOFLAGS": "", "GOOS": "", "GOARCH": ""},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            pytest.fail(f"versitygw cannot be built:\n{done.stderr}")
-        # The folder appears whole.
-        made = Path(scratch) / "made"
-        made.mkdir()
-        (Path(scratch) / "versitygw").rename(made / "versitygw")
-        made.rename(folder)
