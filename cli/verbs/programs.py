@@ -53,7 +53,7 @@ def run(
     hung_after: int = span(
         "With --metrics: /livez fails when for so long nothing went on that could. Default: 10m.",
         600_000,
-        least_ms=1_000,
+        least_ms=10_000,
     ),
     compaction: Literal["inline", "external"] = option(
         None, "Merge SSTs beside the batches, or leave that to `slackwater compact --watch`.", "inline"

@@ -76,7 +76,7 @@ class Health:
         """From now on batches of these stages run; `held` says of one that it starts none, as others are behind."""
         with self._lock:
             now = self.clock()
-            self._loop_s, self._held = patience_s + _LOOP_S, held
+            self._loop_s, self._held = patience_s + min(_LOOP_S, self.hung_s), held
             self._at_s = self._spark_s = self._checked_s = now
             self._stages = {name: _Stage(now, trigger_s) for name, trigger_s in triggers_s.items()}
 
@@ -146,7 +146,7 @@ class Health:
             return
         if quiet_s > self._loop_s:
             yield f"the driver's loop did not come round for {quiet_s:.0f} s"
-        if (silent_s := now - self._spark_s) > _SPARK_S:
+        if (silent_s := now - self._spark_s) > min(_SPARK_S, self.hung_s):
             yield f"Spark's JVM did not answer for {silent_s:.0f} s"
         for name, seen in self._stages.items():
             allowed_s = max(self.hung_s, _TIMES_USUAL * max(seen.took_s, default=0.0), 3 * seen.trigger_s)

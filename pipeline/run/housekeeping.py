@@ -33,6 +33,7 @@ _log = logging.getLogger("slackwater")
 
 _END_S = 2.0
 _REPORT_S = 5.0
+_ASK_S = 2.0
 _OTHERS_S = 60.0
 _KAFKA_S = 2.0
 _POLL_S = 300.0
@@ -62,7 +63,7 @@ def ask_spark(spark: SparkSession, health: Health, over: threading.Event) -> Non
             health.spark(tuple((each, info.numCompletedTasks) for each, info in stages if info is not None))
         except (Py4JError, ConnectionError):
             return  # that Spark is gone, its queries say
-        over.wait(_REPORT_S)
+        over.wait(_ASK_S)
 
 
 @dataclass(slots=True)
