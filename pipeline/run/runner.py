@@ -107,7 +107,9 @@ def run(
             planners = PlannerFiles(scratch / "told")
             retention = options.retention(app.name)
             archiver, spool = _archiver(start, options, retention, spark, news, stack)
-            lineage = _lineage(start, options, claimed, spark)
+            runners: tuple[StageRunner, ...] = ()
+            if (lineage := _lineage(start, options, claimed, spark)) is not None:
+                stack.push(lambda _kind, error, _trace: _end_lineage(lineage, runners, error))
             limits = start.limits.items()
             bounded = {name: limit.max_records for name, limit in limits if limit.max_records is not None}
             backpressure = Backpressure(planners, bounded)
@@ -129,8 +131,6 @@ def run(
                 start, options, known, claimed, spark, on_commit, move, stack, scratch, planners, spools, tracing
             )
             publishers.start()
-            if lineage is not None:
-                stack.push(partial(_end_lineage, lineage, runners))
         reporter = LagReporter(start.heartbeats, claimer, runners, news, publishers.places)
         stack.enter_context(in_background("lag-reporter", reporter.work))
         if archiver is not None:
@@ -176,11 +176,9 @@ def _lineage(start: Start, options: Options, claimed: Mapping[str, Manifest], sp
     return lineage_of(claimed, where)
 
 
-def _end_lineage(
-    lineage: Lineage, runners: Iterable[StageRunner], _kind: object, error: BaseException | None, _trace: object
-) -> None:
-    """As a callback of the end of a run, with what ended it."""
-    errors = {runner.stage.name: runner.error for runner in runners}
+def _end_lineage(lineage: Lineage, runners: Iterable[StageRunner], error: BaseException | None) -> None:
+    """At the end of a run, with what ended it."""
+    errors = dict.fromkeys(lineage.stages) | {runner.stage.name: runner.error for runner in runners}
     lineage.end(ended(errors, None if isinstance(error, StopRequested) else error))
 
 

@@ -175,6 +175,11 @@ class Lineage:
         self._sending = threading.Thread(target=self._work, name="lineage", daemon=True)
         self._sending.start()
 
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Those of the run."""
+        return tuple(self._stages)
+
     def move(self, head: Manifest) -> None:
         """A version was committed."""
         self._heads[head.stage] = head
