@@ -31,7 +31,7 @@ from ..source.spool import InputSpool
 from ..source.wake import PlannerFiles, RequestWatch
 from ..spark.places import Places
 from ..spark.session import running_session, spark_session, warm_up
-from ..telemetry.lineage import Lineage, Where, ended, lineage_of
+from ..telemetry.lineage import Datasets, RunLineage, ended, lineage_of
 from ..telemetry.spans import Tracing, tracing_of
 from ..upkeep.archiver import Archiver
 from ..upkeep.meter import StageMeter
@@ -168,15 +168,15 @@ def run(
             supervisor.until_done()
 
 
-def _lineage(start: Start, options: Options, claimed: Mapping[str, Manifest], spark: SparkSession) -> Lineage | None:
+def _lineage(start: Start, options: Options, claimed: Mapping[str, Manifest], spark: SparkSession) -> RunLineage | None:
     def published(head: Manifest) -> Mapping[str, str]:
         return apps.publishes(start.store, apps.read_app(start.store, head.app), head.promotion) or {}
 
-    where = Where(options.store, options.kafka["bootstrap.servers"], spark.version, published)
+    where = Datasets(options.store, options.kafka["bootstrap.servers"], spark.version, published)
     return lineage_of(claimed, where)
 
 
-def _end_lineage(lineage: Lineage, runners: Iterable[StageRunner], error: BaseException | None) -> None:
+def _end_lineage(lineage: RunLineage, runners: Iterable[StageRunner], error: BaseException | None) -> None:
     """At the end of a run, with what ended it."""
     errors = dict.fromkeys(lineage.stages) | {runner.stage.name: runner.error for runner in runners}
     lineage.end(ended(errors, None if isinstance(error, StopRequested) else error))

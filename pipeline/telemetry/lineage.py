@@ -47,8 +47,8 @@ def is_configured(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """Where the datasets of a run are."""
+class Datasets:
+    """Where the datasets of a run are, and what they are called."""
 
     store: str
     """The store root."""
@@ -77,7 +77,7 @@ class StageLineage:
     """Makes the events of one stage of a run, which began at the version `start`."""
 
     start: Manifest
-    where: Where
+    where: Datasets
     run: str = field(default_factory=lambda: str(uuid4()))
 
     def event(self, kind: Event, head: Manifest, time_ms: int, failed: str = "") -> RunEvent:
@@ -163,10 +163,10 @@ def _offsets(start: Input | None, read: Input) -> list[dict[str, int]]:
     ]
 
 
-class Lineage:
+class RunLineage:
     """Sends the events of a run. `move` may be called from any thread, and only notes what is newest."""
 
-    def __init__(self, claimed: Mapping[str, Manifest], where: Where, *, every_s: float = EVERY_S) -> None:
+    def __init__(self, claimed: Mapping[str, Manifest], where: Datasets, *, every_s: float = EVERY_S) -> None:
         self._stages = {name: StageLineage(head, where) for name, head in claimed.items()}
         self._heads = dict(claimed)
         self._every_s = every_s
@@ -220,11 +220,11 @@ class Lineage:
             _log.warning("an event was not sent: %s", type(error).__name__)
 
 
-def lineage_of(claimed: Mapping[str, Manifest], where: Where) -> Lineage | None:
+def lineage_of(claimed: Mapping[str, Manifest], where: Datasets) -> RunLineage | None:
     """What tells of this run; None where nobody asked for it, or the client is not installed."""
     if not is_configured() or is_missing("openlineage.client", "OpenLineage", "openlineage"):
         return None
-    return Lineage(claimed, where)
+    return RunLineage(claimed, where)
 
 
 def ended(errors: Mapping[str, BaseException | None], error: BaseException | None) -> dict[str, tuple[Event, str]]:

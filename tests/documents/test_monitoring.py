@@ -14,7 +14,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 from slackwater.pipeline.run.metrics import Metrics, ReplicaMetrics
 
-from tests.support.go_tools import built
+from tests.support.s3_servers import built
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "rules.yaml"

@@ -1,4 +1,4 @@
-"""The S3 servers that tests run against: moto, which is Python, and versitygw, which is Go on a folder."""
+"""The S3 servers that tests run against: moto, which is Python, and versitygw, which is Go on a folder; programs in Go."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from slackwater.pipeline.dev import ports
+from slackwater.pipeline.dev.jars import cache_folder
 from slackwater.pipeline.dev.process import SupervisedProcess, last_words
-
-from tests.support.go_tools import built, path_of
+from slackwater.whole_file import locked
 
 BUCKET = "slackwater-tests"
 ACCESS_KEY = "tests"
@@ -60,7 +61,7 @@ def versitygw(
 @contextmanager
 def signed(folder: Path, access_key: str, secret_key: str) -> Iterator[str]:
     """The endpoint of a server that looks at signatures, where there is Go or it was built before; else of moto."""
-    if path_of(_MODULE, _VERSION).exists() or shutil.which("go"):
+    if _path_of(_MODULE, _VERSION).exists() or shutil.which("go"):
         with versitygw(folder, access_key, secret_key) as endpoint:
             yield endpoint
     else:
@@ -92,3 +93,47 @@ def _running(command: Sequence[str], folder: Path, port: int) -> Iterator[str]:
         yield f"http://{ports.HOST}:{port}"
     finally:
         server.kill()
+
+
+def _path_of(module: str, version: str) -> Path:
+    """Where the program of this module is, once it was built."""
+    name = module.rpartition("/")[2]
+    return cache_folder() / f"{name}-{version}" / name
+
+
+def built(module: str, version: str) -> Path:
+    """The program, which takes a minute or some the first time. Many processes may ask at once.
+
+    Skips the test where there is no Go to build it.
+    """
+    go, program = shutil.which("go"), _path_of(module, version)
+    if program.exists():
+        return program
+    if go is None:
+        pytest.skip(f"no go on PATH: {program.name} cannot be built")
+    program.parent.parent.mkdir(parents=True, exist_ok=True)
+    with locked(program.parent.with_name(f"{program.parent.name}.lock"), lambda: None):
+        if not program.exists():
+            _build(go, f"{module}@{version}", program)
+    return program
+
+
+def _build(go: str, what: str, program: Path) -> None:
+    folder = program.parent
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
+        done = subprocess.run(
+            [go, "install", "-ldflags=-s -w", what],
+            cwd=scratch,
+            # Without a C compiler, and for this machine whatever the developer builds for.
+            env={**os.environ, "GOBIN": scratch, "CGO_ENABLED": "0", "GOFLAGS": "", "GOOS": "", "GOARCH": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            pytest.fail(f"{program.name} cannot be built:\n{done.stderr}")
+        # The folder appears whole.
+        made = Path(scratch) / "made"
+        made.mkdir()
+        (Path(scratch) / program.name).rename(made / program.name)
+        made.rename(folder)

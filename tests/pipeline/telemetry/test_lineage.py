@@ -14,11 +14,11 @@ import pytest
 from msgspec.structs import replace
 from openlineage.client.serde import Serde
 from slackwater.errors import Fenced, Refused
-from slackwater.pipeline.telemetry.lineage import Lineage, StageLineage, Where, ended, is_configured, lineage_of
+from slackwater.pipeline.telemetry.lineage import Datasets, RunLineage, StageLineage, ended, is_configured, lineage_of
 from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Sink, Table
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "openlineage-version.json").read_text(encoding="utf-8"))
-WHERE = Where("s3://bucket/state", "broker-1:9093, broker-2:9093", "4.3.0")
+WHERE = Datasets("s3://bucket/state", "broker-1:9093, broker-2:9093", "4.3.0")
 TABLE = Table((Column("k", "string"),), (Column("v", "int64"), Column("_x", "int64")), 2)
 
 
@@ -38,7 +38,7 @@ def manifest(version: int, offset: int, stage: str = "s") -> Manifest:
     )
 
 
-def event(kind: Any, head: Manifest, start: Manifest | None = None, where: Where = WHERE, failed: str = "") -> Any:
+def event(kind: Any, head: Manifest, start: Manifest | None = None, where: Datasets = WHERE, failed: str = "") -> Any:
     return Serde.to_dict(StageLineage(start or head, where).event(kind, head, 1_500, failed))
 
 
@@ -67,7 +67,7 @@ def test_an_event_names_what_is_read_and_written_with_versions_and_offsets() -> 
 
 
 def test_a_table_in_a_folder_and_a_sink_of_a_clone_are_named_as_they_are() -> None:
-    where = Where("/srv/state/", "broker:9092", "4.3.0", lambda _head: {"alerts": "staging-alerts"})
+    where = Datasets("/srv/state/", "broker:9092", "4.3.0", lambda _head: {"alerts": "staging-alerts"})
     table, _, sink = event("START", manifest(1, 0), where=where)["outputs"]
     assert (table["namespace"], table["name"]) == ("file", "/srv/state/a/s")
     assert sink["name"] == "staging-alerts"
@@ -118,7 +118,7 @@ def configure(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
 
 
 def test_events_are_thinned_and_the_end_is_told(server: "queue.SimpleQueue[dict[str, Any]]") -> None:
-    lineage = Lineage({"s": manifest(1, 0), "t": manifest(1, 0, "t")}, WHERE, every_s=0.05)
+    lineage = RunLineage({"s": manifest(1, 0), "t": manifest(1, 0, "t")}, WHERE, every_s=0.05)
     first = [server.get(timeout=30) for _ in range(2)]
     assert {(each["eventType"], each["job"]["name"]) for each in first} == {("START", "a.s"), ("START", "a.t")}
     for version in range(2, 500):
@@ -138,7 +138,7 @@ def test_a_server_that_is_away_holds_nothing_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     configure(monkeypatch, "http://127.0.0.1:9")
-    lineage = Lineage({"s": manifest(1, 0)}, WHERE, every_s=0.01)
+    lineage = RunLineage({"s": manifest(1, 0)}, WHERE, every_s=0.01)
     began = time.monotonic()
     for version in range(2, 10_000):
         lineage.move(replace(lineage._heads["s"], version=version))
