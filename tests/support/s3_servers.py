@@ -1,4 +1,4 @@
-"""The S3 servers that tests run against: moto, which is Python, and versitygw, which is Go on a folder; programs in Go."""
+"""The S3 servers that tests run against: moto, which is Python, and versitygw; and how a program in Go is built."""
 
 from __future__ import annotations
 
