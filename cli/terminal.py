@@ -141,6 +141,7 @@ def print_note(line: str) -> None:
 
 
 _log_format: LogFormat = "text"
+_ABOUT = ("app", "stage", "version")
 
 
 def log_as(log_format: LogFormat) -> None:
@@ -165,8 +166,8 @@ def _write_log(level: str, message: str, *, stderr: bool = True, **more: object)
 
 def _about(data: object) -> dict[str, object]:
     """Of which app, stage and version a result is, where it says so."""
-    found = data.get if isinstance(data, dict) else lambda name: getattr(data, name, None)
-    return {name: value for name in ("app", "stage", "version") if (value := found(name)) is not None}
+    said = {name: data.get(name) if isinstance(data, dict) else getattr(data, name, None) for name in _ABOUT}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _print_json(document: str, *, stderr: bool = False) -> None:

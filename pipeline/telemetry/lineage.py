@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from ... import instants
 from ...store.versions.manifest import Input, Manifest, Table, is_internal
-from .optional import is_missing, tell_once
+from .optional import is_missing, own_version, tell_once
 
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import InputDataset, OutputDataset, RunEvent
@@ -85,11 +85,9 @@ class StageLineage:
         from openlineage.client import event_v2 as ol
         from openlineage.client.facet_v2 import error_message_run, job_type_job, processing_engine_run
 
-        from ... import __version__
-
         run: dict[str, Any] = {
             "processing_engine": processing_engine_run.ProcessingEngineRunFacet(
-                self.where.engine, "spark", openlineageAdapterVersion=__version__
+                self.where.engine, "spark", openlineageAdapterVersion=own_version()
             )
         }
         if failed:
@@ -103,7 +101,7 @@ class StageLineage:
             job=ol.Job(os.environ.get("OPENLINEAGE_NAMESPACE") or _NAMESPACE, name, facets={"jobType": job_type}),
             inputs=[*self._inputs(head)],
             outputs=[*self._outputs(head)],
-            producer=f"urn:slackwater:{__version__}",
+            producer=f"urn:slackwater:{own_version()}",
         )
 
     def _inputs(self, head: Manifest) -> Iterator[InputDataset]:

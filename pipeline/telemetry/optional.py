@@ -1,6 +1,7 @@
 """Clients that are there only where they were asked for, and what they log: that a server is away, once."""
 
 import logging
+import sys
 import time
 from importlib.util import find_spec
 
@@ -18,6 +19,11 @@ def is_missing(module: str, what: str, extra: str) -> bool:
     if not there:
         _log.warning("%s is configured, and its client is not installed: pip install 'slackwater[%s]'", what, extra)
     return not there
+
+
+def own_version() -> str:
+    """That of slackwater, by the package that is loaded: to import it here would be a circle."""
+    return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
 class Once(logging.Handler):

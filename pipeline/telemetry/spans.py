@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..kafka.channels import group_of
-from .optional import is_missing, tell_once
+from .optional import is_missing, own_version, tell_once
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer, TracerProvider
@@ -119,10 +119,8 @@ class Tracing:
     """Makes spans of a provider, which is ended with it if it is its `own`."""
 
     def __init__(self, provider: TracerProvider, *, own: bool = False) -> None:
-        from ... import __version__
-
         self._provider, self._own = provider, own
-        self._tracer = provider.get_tracer("slackwater", __version__)
+        self._tracer = provider.get_tracer("slackwater", own_version())
 
     @contextmanager
     def batch(self, app: str, stage: str) -> Iterator[BatchSpan]:
