@@ -149,7 +149,8 @@ class Health:
         if (silent_s := now - self._spark_s) > min(_SPARK_S, self.hung_s):
             yield f"Spark's JVM did not answer for {silent_s:.0f} s"
         for name, seen in self._stages.items():
-            allowed_s = max(self.hung_s, _TIMES_USUAL * max(seen.took_s, default=0.0), 3 * seen.trigger_s)
+            usual_s = max(seen.took_s, default=0.0)
+            allowed_s = max(self.hung_s, self._loop_s, _TIMES_USUAL * usual_s, 3 * seen.trigger_s)
             if seen.busy and now - seen.moved_s > allowed_s:
                 yield f"stage {name!r}: no task of its batch ended for {now - seen.moved_s:.0f} s"
             elif not seen.busy and seen.unread:

@@ -95,6 +95,14 @@ def test_a_long_batch_lives_while_its_tasks_end() -> None:
     assert driver.health.hangs() == ()
 
 
+def test_a_batch_may_wait_for_a_store_as_long_as_its_patience_lasts() -> None:
+    driver = Driver(patience_s=3_600)
+    driver.pass_time(3_600, busy=True)
+    assert driver.health.hangs() == ()
+    driver.pass_time(70, busy=True)
+    assert driver.health.hangs() != ()
+
+
 def test_a_stage_whose_batches_are_long_may_be_quiet_for_longer() -> None:
     driver = Driver()
     driver.pass_time(200, busy=True)
