@@ -92,6 +92,8 @@ class _Verbs(TyperGroup):
             if ctx.params.get("debug"):
                 terminal.print_traceback(error)
             raise typer.Exit(2 if isinstance(error, Usage) else 1) from None
+        finally:
+            terminal.log_as("text")
         return result
 
 

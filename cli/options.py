@@ -31,6 +31,9 @@ def option(metavar: str | None, explanation: str, default: Any = None, *, name: 
 STORE = option("ROOT", "Store root: s3://bucket/prefix or a folder. Else SLACKWATER_STORE, else slackwater.toml.")
 KAFKA = option("HOST:PORT", "Kafka brokers, comma-separated. Else SLACKWATER_KAFKA, else slackwater.toml.")
 JSON = flag("--json", "Print JSON for machines; errors as one JSON object on stderr.")
+LOG_FORMAT = option(
+    None, "Lines for people, or a JSON object each, for a collector of logs.", "text", envvar="SLACKWATER_LOG_FORMAT"
+)
 MESSAGE = option("TEXT", "Why, for the log of operations.", "")
 DRY_RUN = flag("--dry-run", "Check everything, say what would be done; change nothing.")
 YES_REALLY = option("APP", "The app's name once more, where it is protected: else it is asked for.", "")

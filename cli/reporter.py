@@ -51,15 +51,17 @@ class Reporter(News):
         self._last_stopping = 0.0
         self._lags: tuple[StageLag, ...] = ()
         self._drawn = ""
+        self.on_doing: Callable[[str], None] = lambda _what: None
         self.on_lags: Callable[[tuple[StageLag, ...]], None] = lambda _lags: None
         self.on_archives: Callable[[tuple[ArchiveState, ...]], None] = lambda _states: None
-        """Gets the lags, too."""
+        """These are told the same, too."""
 
     def doing(self, what: str) -> None:
         """What goes on from now on; empty once nothing is to be said but whether records come in."""
         with self._lock:
             if what != self._doing:
                 self._doing, self._since = what, time.monotonic()
+        self.on_doing(what)
 
     def batches(self) -> None:
         """From now on, to stop is to let batches end."""
@@ -147,10 +149,10 @@ def idle(stages: "Sequence[StageLag]", quiet_s: float | None) -> str:
 @contextmanager
 def reporting(output: terminal.Printer) -> Iterator[Reporter]:
     """A reporter for the time of a run. Machines get commits alone."""
-    if output.as_json:
+    if output.as_json and not terminal.logs_json():
         yield Reporter(output, live=False)
         return
-    reporter = Reporter(output, live=terminal.is_terminal(stderr=True))
+    reporter = Reporter(output, live=terminal.is_terminal(stderr=True) and not terminal.logs_json())
     over = threading.Event()
 
     def go_on() -> None:

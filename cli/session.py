@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from ..errors import Protected
 from ..results.formats import store_flag
 from . import options
-from .terminal import Printer, is_terminal
+from .terminal import LogFormat, Printer, is_terminal, log_as
 
 if TYPE_CHECKING:
     from ..client import Client, StoredApp
@@ -131,11 +131,13 @@ def verb(
     store: bool = True,
     kafka: bool = False,
     changes: bool = False,
+    goes_on: bool = False,
 ) -> Callable[[Callable[..., None]], typer.Typer]:
     """Make a command of a function whose first parameter is its `Session`.
 
     In place of that the command has the options that verbs share: --json, and --store and --kafka if it is to, and
-    --message where it `changes` something, which the log of operations tells. Where a function has `yes_really`,
+    --message where it `changes` something, which the log of operations tells, and --log-format where it `goes_on` for
+    long. Where a function has `yes_really`,
     and the app is protected, a person types its name when asked, and the function is called with it. The verb's
     help ends with the examples. `of` is the group that it belongs to, `whole` makes it what the group itself does;
     `name` is its name, where that is not the function's. Returns the typer app.
@@ -144,8 +146,15 @@ def verb(
 
     def register(body: Callable[..., None]) -> typer.Typer:
         def command(
-            *, store: str | None = None, kafka: str | None = None, message: str = "", as_json: bool = False, **own: Any
+            *,
+            store: str | None = None,
+            kafka: str | None = None,
+            message: str = "",
+            log_format: LogFormat = "text",
+            as_json: bool = False,
+            **own: Any,
         ) -> None:
+            log_as(log_format)
             with closing(Session(store, kafka, message, as_json=as_json)) as session, session.recording():
                 try:
                     body(session, **own)
@@ -163,6 +172,10 @@ def verb(
             parameters.append(inspect.Parameter("kafka", keyword, default=options.KAFKA, annotation=str | None))
         if changes:
             parameters.append(inspect.Parameter("message", keyword, default=options.MESSAGE, annotation=str))
+        if goes_on:
+            parameters.append(
+                inspect.Parameter("log_format", keyword, default=options.LOG_FORMAT, annotation=LogFormat)
+            )
         parameters.append(inspect.Parameter("as_json", keyword, default=options.JSON, annotation=bool))
         command.__doc__ = body.__doc__
         command.__annotations__ = {each.name: each.annotation for each in parameters}

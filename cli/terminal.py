@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 import typer
 
@@ -39,6 +39,7 @@ _BUG = "this is a bug in slackwater, not something you did"
 _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
 
 
+LogFormat = Literal["text", "json"]
 Progress = Callable[..., None]
 """Takes a line, what just happened or empty, and then blocks: the whole, shown in one place on a terminal."""
 
@@ -57,36 +58,38 @@ class Printer:
 
     def _print(self, result: Result) -> None:
         """The blocks, one under the other, and the notes on stderr; or the data, indented on a terminal."""
-        if not self.as_json:
+        if logs_json() and not self.as_json:
+            _write_log("INFO", "".join(map(plain, result.blocks)).rstrip("\n"), stderr=False, **_about(result.data))
+        elif not self.as_json:
             print_parts(result.blocks)
             for line in result.notes:
                 self.note(line)
-            return
-        data = encoded(result.data)
-        if is_terminal():
-            import msgspec
+        else:
+            data = encoded(result.data)
+            if is_terminal():
+                import msgspec
 
-            data = msgspec.json.format(data, indent=2)
-        _print_json(data.decode())
+                data = msgspec.json.format(data, indent=2)
+            _print_json(data.decode())
 
     @contextmanager
     def live(self) -> Iterator[Callable[[Result], None]]:
         """What it yields shows results: on a terminal in one place, else one under the other."""
-        if self.as_json or not is_terminal():
+        if self.as_json or logs_json() or not is_terminal():
             yield self._print
             return
         with _live() as draw:
             yield lambda result: draw((*result.blocks, *result.notes))
 
     def note(self, line: str) -> None:
-        """A line on stderr; for machines nothing: what matters to them is in the result."""
-        if not self.as_json:
+        """A line on stderr; for machines nothing, unless they want the log: what matters to them is in the result."""
+        if not self.as_json or logs_json():
             print_note(line)
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
         """The picture, in one place, on a terminal; else the lines, as notes."""
-        if self.as_json or not is_terminal(stderr=True):
+        if self.as_json or logs_json() or not is_terminal(stderr=True):
             yield lambda line, *picture: self.note(line) if line else None
             return
         with _live(stderr=True, transient=True) as draw:
@@ -100,6 +103,10 @@ class Printer:
             words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             sentence, _, quoted = ", ".join((words, *getattr(error, "__notes__", ()))).partition("\n")
             kind, sentence, hint = "Bug", f"{_BUG}: {sentence}", _BUG_HINT
+        if logs_json():
+            whole = f"{sentence}\n{quoted}" if quoted else sentence
+            _write_log("ERROR", whole, error=kind, hint=hint or None)
+            return
         if not self.as_json:
             print_failure("bug" if kind == "Bug" else "error", sentence, quoted=quoted, hint=hint)
             return
@@ -127,7 +134,40 @@ def print_parts(parts: Iterable[Block], *, stderr: bool = False) -> None:
 
 def print_note(line: str) -> None:
     """A line on stderr."""
-    _write(f"{printable(line)}\n", True)
+    if logs_json():
+        _write_log("INFO", line)
+    else:
+        _write(f"{printable(line)}\n", True)
+
+
+_log_format: LogFormat = "text"
+_ABOUT = ("app", "stage", "version")
+
+
+def log_as(log_format: LogFormat) -> None:
+    """Have what is told of a verb under way be text for people, or one JSON object a line, from here on."""
+    global _log_format
+    _log_format = log_format
+
+
+def logs_json() -> bool:
+    """Whether it is JSON."""
+    return _log_format == "json"
+
+
+def _write_log(level: str, message: str, *, stderr: bool = True, **more: object) -> None:
+    """A line of the log. What runs on this thread names its app, stage, version and span; `more` wins over these."""
+    from ..instants import iso, now_ms
+    from ..pipeline.telemetry.under_way import fields
+
+    said = {"timestamp": iso(now_ms(), "milliseconds"), "level": level, "message": message, **fields(), **more}
+    _print_json(encoded({name: value for name, value in said.items() if value is not None}).decode(), stderr=stderr)
+
+
+def _about(data: object) -> dict[str, object]:
+    """Of which app, stage and version a result is, where it says so."""
+    said = {name: data.get(name) if isinstance(data, dict) else getattr(data, name, None) for name in _ABOUT}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _print_json(document: str, *, stderr: bool = False) -> None:
@@ -148,6 +188,9 @@ def print_failure(label: str, sentence: str, *, quoted: str = "", hint: str = ""
 def print_traceback(error: BaseException) -> None:
     """Where an exception comes from, on stderr."""
     text = "".join(traceback.format_exception(error))
+    if logs_json():
+        _write_log("ERROR", str(error), error=type(error).__qualname__, stacktrace=text)
+        return
     _write("".join(f"{line}\n" for line in _quoted(text)), True)
 
 
@@ -196,6 +239,11 @@ class Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print it."""
         try:
+            if logs_json():
+                error = record.exc_info[1] if record.exc_info else None
+                stack = "".join(traceback.format_exception(error)) if error is not None else None
+                _write_log(record.levelname, record.getMessage(), logger=record.name, stacktrace=stack)
+                return
             self._note(record.getMessage())
             if self._quoting and record.exc_info and record.exc_info[1] is not None:
                 print_traceback(record.exc_info[1])

@@ -1,7 +1,7 @@
 """Batches of history that are run again: with which program, and the record behind a commit or a change."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +36,23 @@ VERSIONS = 3
 def record_behind(
     client: Backends, verdict: Verdict, code: str | Path, on_hop: Callable[[Hop], None] = lambda _hop: None
 ) -> Guilty:
-    """The input record behind a verdict: the commit is replayed with the program of a file. Raises as `find_record`."""
+    """The input record behind a verdict: the commit is replayed with the program of a file. Raises as `find_record`.
+
+    Where OpenTelemetry is configured, a span of it has a link to the record's trace.
+    """
+    from ..pipeline.telemetry.spans import tracing_of
+
+    if (tracing := tracing_of()) is None:
+        return _record_behind(client, verdict, code, on_hop)
+    with closing(tracing), tracing.bisect(verdict.app) as span:
+        found = _record_behind(client, verdict, code, on_hop)
+        message = found.message
+        known = (message.headers, str(message.address)) if message is not None else ()
+        span.found(verdict.stage, verdict.bad_version, *known)
+        return found
+
+
+def _record_behind(client: Backends, verdict: Verdict, code: str | Path, on_hop: Callable[[Hop], None]) -> Guilty:
     # Spark's Python side takes a second or two.
     from ..pipeline.replay.record import find_record
 

@@ -77,6 +77,8 @@ class Written:
     the order in which they were written."""
     side_tables: Mapping[str, SideTable] = field(default_factory=dict)
     """Tables beside the stage's own that the batch changed."""
+    traceparents: tuple[str, ...] = ()
+    """Where the records that it left out are traced, by their headers."""
 
 
 def next_version(

@@ -83,6 +83,8 @@ class ServeInstance:
             app,
             host=listening.host,
             port=listening.port,
+            # Its lines go the way of all others.
+            log_config=None,
             log_level="warning",
             access_log=False,
             loop="uvloop",

@@ -27,6 +27,7 @@ def _copying(progress: Progress, name: str) -> Callable[[int, int], None]:
     "slackwater replicate flights --to /backup/slackwater --once --dry-run",
     kafka=True,
     changes=True,
+    goes_on=True,
 )
 def replicate(
     session: Session,

@@ -183,6 +183,7 @@ def retire(session: Session, stage: str = STAGE, yes_really: str = YES_REALLY, d
     "slackwater compact flights --stage carriers --full",
     "slackwater compact flights --watch --threads 2     # beside: slackwater run flights.py --compaction external",
     changes=True,
+    goes_on=True,
 )
 def compact(
     session: Session,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     "slackwater run flights.py --metrics 9464             # for Prometheus",
     "slackwater run flights.py --app flights-staging      # the same program as a clone of it",
     kafka=True,
+    goes_on=True,
 )
 def run(
     session: Session,
@@ -49,6 +50,11 @@ def run(
         "How long to wait for a broker or store that is away. Default: 2m.", 120000, bare_seconds=True
     ),
     metrics: int | None = option("PORT", "Serve metrics for Prometheus there; 0 for a free port.", min=0, max=65535),
+    hung_after: int = span(
+        "With --metrics: /livez fails when for so long nothing went on that could. Default: 10m.",
+        600_000,
+        least_ms=10_000,
+    ),
     compaction: Literal["inline", "external"] = option(
         None, "Merge SSTs beside the batches, or leave that to `slackwater compact --watch`.", "inline"
     ),
@@ -86,10 +92,12 @@ def run(
 
         observed = None
         if metrics is not None:
+            from ...pipeline.run.health import Health
             from ...pipeline.run.metrics import Metrics
 
-            observed = Metrics()
+            observed = Metrics(Health(hung_after / 1_000))
             session.note(f"metrics: http://localhost:{observed.serve(metrics)}/metrics")
+            reporter.on_doing = observed.health.doing
             reporter.on_lags, reporter.on_archives = observed.observe_lags, observed.observe_archives
 
         def on_commit(commit: "BatchReport") -> None:
@@ -97,7 +105,8 @@ def run(
             if observed is not None:
                 observed.observe(commit)
 
-        run_file(str(file), app=app_name, options=chosen, on_commit=on_commit, news=reporter, stop=stop)
+        health = observed.health if observed is not None else None
+        run_file(str(file), app=app_name, options=chosen, on_commit=on_commit, news=reporter, stop=stop, health=health)
 
 
 def _with_spark(
@@ -120,6 +129,7 @@ def _with_spark(
     "slackwater attach /checkpoints/totals --app shop          # beside the query, which knows nothing of it",
     "slackwater attach s3://bucket/checkpoints/totals --app shop --stage countries --once",
     changes=True,
+    goes_on=True,
 )
 def attach(
     session: Session,

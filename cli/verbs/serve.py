@@ -23,6 +23,7 @@ _PEM: Any = {"exists": True, "dir_okay": False}
     "slackwater serve --mcp --code flights=flights.py      # for agents, too",
     "curl 'http://127.0.0.1:8350/apps/flights/at/now/tables/carriers?key=UA'",
     kafka=True,
+    goes_on=True,
 )
 def serve(
     session: Session,

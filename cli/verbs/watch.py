@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     "slackwater watch flights                  # beside: slackwater run flights.py",
     "slackwater watch flights --once --json    # from cron, or in a test: exit code 1 when one fails",
     kafka=True,
+    goes_on=True,
 )
 def watch(
     session: Session,

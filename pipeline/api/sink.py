@@ -22,6 +22,8 @@ class Encoding:
     """`json`, `avro`, or the column that is the value."""
     headers: tuple[tuple[str, str], ...]
     """Names, and the column of each."""
+    all_headers: str = ""
+    """The column that has all headers of a record; empty where `headers` names them."""
     registry: str = ""
     """The URL of the schema registry, for Avro."""
     subject: str = ""
@@ -55,7 +57,7 @@ def sink(
     *,
     key: Sequence[str] | str | None = None,
     value: str = "json",
-    headers: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | str | None = None,
     registry: str = "",
     subject: str = "",
 ) -> TopicSink:
@@ -70,7 +72,8 @@ def sink(
         value: `"json"` for an object with all columns but those of headers, as Spark's `to_json` writes it; `"avro"`
             for the same columns in Confluent's wire format, whose schema is registered; else the name of a column of
             bytes or strings, in which null is a tombstone.
-        headers: Columns of bytes or strings by the names of headers; a null is left out.
+        headers: Columns of bytes or strings by the names of headers; a null is left out. Or the name of one column that
+            has all of them, of the type of `headers` in Spark's Kafka source: so a record's own are carried on.
         registry: For Avro, the URL of the schema registry. SLACKWATER_REGISTRY_USER_INFO has `user:password` where it
             takes them.
         subject: For Avro, default the topic with `-value`.
@@ -90,7 +93,9 @@ def sink(
     if subject and not registry:
         raise Usage(f"sink {topic!r}: subject= is for value='avro'")
     subject = subject or (f"{topic}-value" if registry else "")
-    return TopicSink(topic, Encoding(columns, value, tuple((headers or {}).items()), registry, subject))
+    named, whole = ({}, headers) if isinstance(headers, str) else (headers or {}, "")
+    encoding = Encoding(columns, value, tuple(named.items()), whole, registry=registry, subject=subject)
+    return TopicSink(topic, encoding)
 
 
 def foreach_version(function: VersionFunction, *, name: str = "") -> FunctionSink:

@@ -16,6 +16,8 @@ class Topic:
 
     name: str
     start: StartingOffsets
+    include_headers: bool = False
+    """Whether `headers` is among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ def topic(
     starting_timestamp: int | str | None = None,
     starting_offsets_by_timestamp: str | None = None,
     starting_offsets_by_timestamp_strategy: str = "error",
+    include_headers: bool = False,
 ) -> Topic:
     """Read a Kafka topic.
 
@@ -50,11 +53,12 @@ def topic(
             `{"flights":{"0":1700000000000,"1":0}}`. It wins over `starting_offsets`.
         starting_offsets_by_timestamp_strategy: What happens where no record is as late: `"error"` refuses the stage,
             `"latest"` begins that partition at its end.
+        include_headers: Rows have Spark's column `headers`, too: an array of (key, value), null for a record without.
 
     Raises `Usage` where an argument is not such as Spark takes, or Kafka has no topics of such a name.
     """
     by_time = starting_timestamp, starting_offsets_by_timestamp, starting_offsets_by_timestamp_strategy
-    return Topic(name, starting_offsets_of(check_topic(name), starting_offsets, *by_time))
+    return Topic(name, starting_offsets_of(check_topic(name), starting_offsets, *by_time), include_headers)
 
 
 def repartition(name: str, key: Sequence[str] | str, *, partitions: int = 4) -> Repartition:

@@ -31,6 +31,7 @@ from ..spark.exchange import to_partitions
 from ..spark.places import Places
 from ..spark.session import with_settings
 from ..spark.task_placement import Homes
+from ..telemetry.spans import Tracing
 from ..upkeep.write_stall import Triggers
 from .pre_aggregation import SHUFFLE_TASKS, Forecast, added_up, can_add_up
 from .schemas import Shape
@@ -75,6 +76,8 @@ class StageConfig:
     """Puts the rejected records that wait through, as a batch of their own."""
     input_spools: Mapping[str, str] = field(default_factory=dict)
     """By the topics that are archived, the folder in which readers leave what they have fetched."""
+    tracing: Tracing | None = None
+    """What has a span of each batch; None for nothing."""
 
 
 @dataclass(slots=True)

@@ -68,7 +68,7 @@ def start(
             handled=tuple(head.recorded) if asks else (),
             until=config.limits.until.get(at.topic),
         )
-        streams[name] = open_stream(spark, options, private, config.shape.inputs[name] if at.upstream else None)
+        streams[name] = open_stream(spark, options, private, config.shape.inputs[name])
     applied = apply(stage, streams)
     ends = ((name, head.inputs[name]) for name in applied.sources)  # an input that is read twice is there twice
     positions = [Position(name, at.offsets, at.version, at.passed, (), at.watermark_ms) for name, at in ends]

@@ -30,7 +30,7 @@ from ..api.topic import Repartition, Topic
 from ..api.update import parse_ddl
 from ..messages import outgoing
 from ..messages.registry import forget_latest
-from ..source.data_source import TOPIC_SCHEMA
+from ..source.data_source import TOPIC_SCHEMA, WITH_HEADERS
 from ..source.spark_types import arrow_of, spark_schema_of
 from ..spark.user_errors import as_user_error
 from .transform import Applied, apply, each_output
@@ -95,7 +95,9 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
     with temporary_folder() as empty:
         for stage in app.in_order():
             inputs = {
-                name: parse_ddl(TOPIC_SCHEMA) if isinstance(one, Topic) else known[app.writer_of(one).name].emits[one]
+                name: parse_ddl(WITH_HEADERS if one.include_headers else TOPIC_SCHEMA)
+                if isinstance(one, Topic)
+                else known[app.writer_of(one).name].emits[one]
                 for name, one in stage.inputs.items()
             }
             # A folder without files is the cheapest stream there is: no process of its own, and never started.

@@ -3,7 +3,8 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,8 @@ from ...store.versions.side_tables import rejected_of
 from ..kafka.messages import write_markers
 from ..kafka.open import open_kafka
 from ..spark.task_placement import Homes
+from ..telemetry.spans import BatchSpan
+from ..telemetry.under_way import working_on
 from ..upkeep.meter import StageMeter
 from ..upkeep.prefetcher import Delivery
 from ..upkeep.upkeep import Upkeep
@@ -74,6 +77,8 @@ class StageRunner:
         self._closed_snapshots: frozenset[str] = frozenset()
         self._batch_s = 0.0
         """What the batch before took."""
+        self._span: BatchSpan | None = None
+        """That of the batch under way, where somebody traces."""
         has_table, places, limits = config.shape.table is not None, config.places, config.limits
         # On this machine all tasks have one cache.
         self._homes = Homes() if places.elsewhere else None
@@ -160,7 +165,8 @@ class StageRunner:
             if self._stopping:
                 return
             try:
-                self._run(rows, batch)
+                with self._under_way():
+                    self._run(rows, batch)
             except BaseException as error:
                 # Spark shows a query's failure as text; the runner wants the error itself.
                 self._fail(error)
@@ -168,6 +174,16 @@ class StageRunner:
                 # expression that overflows the thread's stack, and prints a thousand lines.
                 if not self._stopping:
                     raise
+
+    @contextmanager
+    def _under_way(self) -> Iterator[None]:
+        """Inside, a batch is: its log lines and its span name it."""
+        app, tracing = self.head.app, self._config.tracing
+        with (
+            working_on(app, self.stage.name, self.tip.version + 1),
+            tracing.batch(app, self.stage.name) if tracing is not None else nullcontext() as self._span,
+        ):
+            yield
 
     def _fail(self, error: BaseException) -> None:
         if not self._settled:
@@ -234,7 +250,8 @@ class StageRunner:
             if self._stopping or retry is None or not rejected_of(base).waiting:
                 return
             try:
-                self._again_if_outdated(lambda: self._retry(retry))
+                with self._under_way():
+                    self._again_if_outdated(lambda: self._retry(retry))
             except BaseException as error:
                 self._fail(error)
                 raise
@@ -272,7 +289,8 @@ class StageRunner:
                 draft = commit.successor(
                     base, kind="edit", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=instants.now_ms()
                 )
-                self._hand_over(base, made.onto(draft), (), started)
+                with self._under_way():
+                    self._hand_over(base, made.onto(draft), (), started)
             except BaseException as error:
                 self._fail(error)
                 raise
@@ -308,7 +326,7 @@ class StageRunner:
             now_ms=instants.now_ms(),
             duration_ms=round((time.monotonic() - started) * 1000),
         )
-        self._hand_over(base, manifest, merges, started, results, stall_seconds)
+        self._hand_over(base, manifest, merges, started, results, stall_seconds, written.traceparents)
         self._batch_s = time.monotonic() - started
 
     def _hand_over(
@@ -319,15 +337,27 @@ class StageRunner:
         started: float,
         results: tuple[TaskReport, ...] = (),
         stall_seconds: float = 0.0,
+        rejected: tuple[str, ...] = (),
     ) -> None:
-        """Have the version after `base` committed; its tasks have reported `results`."""
+        """Have the version after `base` committed; its tasks have reported `results`.
+
+        `rejected` are the traces of records that it left out.
+        """
         # Its SSTs are there, and when it is not committed nothing will be.
         missed = (name for result in results for name in result.ranged)
         due = self._upkeep.consider(manifest, merges, missed) if self._upkeep else ()
+        span = self._span
 
         def on_commit(committed: Committed) -> None:
             self._on_move(self.head, self.tip)
-            self._on_commit(BatchReport.of(committed, results, due, stall_seconds))
+            report = BatchReport.of(committed, results, due, stall_seconds)
+            before, after = committed.before, committed.manifest
+            with (
+                span.committed(before, after, committed.commit_seconds, report.windows, rejected)
+                if span is not None
+                else nullcontext()
+            ):
+                self._on_commit(report)
 
         taken = sum((result.stats for result in results), Stats())
         self._committer.submit(PendingVersion(base, manifest, merges, started, on_commit, taken))

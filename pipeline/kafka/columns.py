@@ -11,17 +11,18 @@ import pyarrow as pa
 from ...store.archive.columns import HEADERS, SCHEMA, TIME
 from .protocol import Headers, Message
 
-_STAMP = pa.timestamp("us", "UTC")
-_SOURCE: dict[str, pa.DataType] = {
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "timestamp": _STAMP,
-    "timestampType": pa.int32(),
-}
-"""The columns of Structured Streaming's Kafka source, in its order."""
+SOURCE = pa.schema(
+    {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("us", "UTC"),
+        "timestampType": pa.int32(),
+    }
+)
+"""The columns of Structured Streaming's Kafka source, in its order. With its option `includeHeaders`, `headers` too."""
 
 
 class Columns:
@@ -34,15 +35,17 @@ class Columns:
             columns = zip(messages.records.column_names, messages.records.columns, strict=True)
             self._made = {name: column.combine_chunks() for name, column in columns}
 
-    def source(self, needed: Collection[str] | None = None) -> list[pa.Array]:
-        """Those of Structured Streaming's Kafka source, in its order, a row for each message.
+    def source(self, schema: pa.Schema = SOURCE, needed: Collection[str] | None = None) -> list[pa.Array]:
+        """Those of a schema, which is `SOURCE` or that with `headers`: a row for each message.
 
         Those that are not among the `needed`, where these are said, are null: what they take is a third of reading.
         """
         count = len(self._messages)
         return [
-            self._get(name).cast(kind) if needed is None or name in needed else pa.nulls(count, kind)
-            for name, kind in _SOURCE.items()
+            self._get(each.name).cast(each.type)
+            if needed is None or each.name in needed
+            else pa.nulls(count, each.type)
+            for each in schema
         ]
 
     def records(self) -> pa.RecordBatch:
@@ -94,9 +97,11 @@ class Columns:
         return pa.array([[{"key": n, "value": v} for n, v in each] if each else None for each in found], HEADERS)
 
 
-def topic_columns(messages: Sequence[Message], needed: Collection[str] | None = None) -> list[pa.Array]:
+def topic_columns(
+    messages: Sequence[Message], schema: pa.Schema = SOURCE, needed: Collection[str] | None = None
+) -> list[pa.Array]:
     """See `Columns.source`."""
-    return Columns(messages).source(needed)
+    return Columns(messages).source(schema, needed)
 
 
 class ArchivedMessage:

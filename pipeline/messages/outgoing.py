@@ -5,11 +5,14 @@ from __future__ import annotations
 import pyarrow as pa
 
 from ...errors import NotFound, Refused
+from ...store.archive import columns
 from ..api.sink import Encoding
 from . import avro_rows, json_rows
 
 HEADER = "header "
 """What the columns of headers are called, before the header's name."""
+HEADERS = "headers"
+"""The column of all headers of a record, where they have one."""
 
 
 def check(what: str, encoding: Encoding, rows: pa.Schema) -> None:
@@ -27,6 +30,14 @@ def check(what: str, encoding: Encoding, rows: pa.Schema) -> None:
                     f"{what}: its {role} column {name!r} is {rows.field(name).type}; expected bytes or a string",
                     hint="cast it in the stage's function",
                 )
+    if name := encoding.all_headers:
+        if name not in rows.names:
+            raise NotFound("headers column", name, rows.names, hint=f"{what} names it")
+        if rows.field(name).type != columns.HEADERS:
+            raise Refused(
+                f"{what}: its headers column {name!r} is {rows.field(name).type}; expected an array of (key, value)",
+                hint="topic(..., include_headers=True) has one: array<struct<key: string, value: binary>>",
+            )
     json_rows.check(what, pa.schema([rows.field(name) for name in encoding.key]))
     if not value:
         (json_rows if encoding.value == "json" else avro_rows).check(what, _valued(encoding, rows))
@@ -39,10 +50,12 @@ def prepare(encoding: Encoding, rows: pa.Schema, patience_s: float) -> None:
 
 
 def records(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Table:
-    """Rows as records: columns `key` and `value` of bytes, and one for each header. Raises as `prepare`."""
-    columns = {"key": _key(rows, encoding.key), "value": _value(rows, encoding, patience_s)}
-    columns |= {f"{HEADER}{header}": rows[name].cast(pa.binary()) for header, name in encoding.headers}
-    return pa.table(columns)
+    """Rows as records: columns `key` and `value` of bytes, and one for each header, or of all. Raises as `prepare`."""
+    made = {"key": _key(rows, encoding.key), "value": _value(rows, encoding, patience_s)}
+    made |= {f"{HEADER}{header}": rows[name].cast(pa.binary()) for header, name in encoding.headers}
+    if encoding.all_headers:
+        made[HEADERS] = rows[encoding.all_headers].cast(columns.HEADERS)
+    return pa.table(made)
 
 
 def _key(rows: pa.Table, columns: tuple[str, ...]) -> pa.Array | pa.ChunkedArray:
@@ -66,7 +79,7 @@ def _value(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Array | 
 
 def _valued(encoding: Encoding, rows: pa.Schema) -> pa.Schema:
     """The columns of the value."""
-    headers = {name for _, name in encoding.headers}
+    headers = {name for _, name in encoding.headers} | {encoding.all_headers}
     return pa.schema([field for field in rows if field.name not in headers])
 
 

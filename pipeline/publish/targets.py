@@ -19,7 +19,7 @@ from ...store.versions.manifest import Manifest, Sink
 from ...store.versions.published import Place
 from ..api.sink import VersionFunction
 from ..kafka.protocol import Broken, Overtaken, Transactions
-from ..messages.outgoing import HEADER
+from ..messages.outgoing import HEADER, HEADERS
 from ..spark.user_errors import as_user_error
 
 
@@ -107,6 +107,10 @@ class ToTopic:
     def add(self, rows: pa.Table) -> None:
         """See the Protocol. The columns are those of `messages.outgoing.records`."""
         keys, values = rows["key"].to_pylist(), rows["value"].to_pylist()
+        if HEADERS in rows.column_names:
+            found = rows[HEADERS].to_pylist()
+            self.transactions.add(keys, values, [[(one["key"], one["value"]) for one in each or ()] for each in found])
+            return
         named = [name for name in rows.column_names if name.startswith(HEADER)]
         if not named:
             self.transactions.add(keys, values)

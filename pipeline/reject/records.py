@@ -15,6 +15,7 @@ from ...errors import Gone
 from ...fold.failing import Failure
 from ...fold.records import Position, Range, ranges
 from ...moments.cut.stored import ADDRESS
+from ...store.archive.columns import HEADERS
 from ...store.versions.manifest import Input
 from ..kafka.columns import topic_columns
 from ..kafka.messages import check_count, decode, decode_addressed, encode
@@ -131,7 +132,14 @@ class Messages:
             else:
                 row = place_of(number)[1]
                 (one,) = rows.slice(row, 1).combine_chunks().to_batches()
-                yield DeadLetter(*where, None, encode(one), (), *why, name, row, time_ms)
+                yield DeadLetter(*where, None, encode(one), _carried(one), *why, name, row, time_ms)
+
+
+def _carried(row: pa.RecordBatch) -> tuple[tuple[str, bytes | None], ...]:
+    """The headers that a row of a channel has as a column, as that of a topic which it was made of."""
+    if "headers" not in row.schema.names or row.schema.field("headers").type != HEADERS:
+        return ()
+    return tuple((each["key"], each["value"]) for each in row["headers"][0].as_py() or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +175,12 @@ class KafkaFeed:
 
     def _rows(self, messages: Sequence[Message]) -> Iterator[tuple[np.ndarray, np.ndarray, Sequence[pa.Array]]]:
         """The offset of each record, its row in its message, and its columns."""
+        plain = pa.schema(list(self.schema)[:-1])
         if self.attempts is None:
-            columns = topic_columns(messages)
+            columns = topic_columns(messages, plain)
             offsets = columns[4].to_numpy()
             yield offsets, np.zeros(len(offsets), np.int64), columns
             return
-        plain = pa.schema(list(self.schema)[:-1])
         for message in messages:
             row = 0
             for batch in decode([message], self.attempts, plain):

@@ -33,6 +33,7 @@ from ..batch.schemas import Shape
 from ..source.spark_types import arrow_of
 from ..source.worker import ERROR_MARK
 from ..spark.places import Places
+from ..telemetry.spans import traceparents
 from .blame import blamed
 from .operators import Failures, Operators
 from .records import InputTopic, KafkaFeed, Messages, numbering_of
@@ -202,7 +203,8 @@ class BatchRejecter:
             send_rejects(messages.kafka, self.topic, rejected, patience_s=self.where.patience_s)
         rows = [row_of(one, version=version, now_ms=now_ms) for one in rejected]
         table = self._table_of(batch).put(batch.base, rows, version, added=len(rows), waiting=len(rows))
-        return Written(results, side_tables={REJECTED: table})
+        parents = traceparents(one.headers for one in rejected)
+        return Written(results, side_tables={REJECTED: table}, traceparents=parents)
 
     def retry(self, batch: Batch) -> Written:
         """The rejected records that wait, put through as a batch of their own: those that pass are marked as retried.

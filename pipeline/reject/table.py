@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -178,7 +179,8 @@ def rows_of(stage: Stage, name: str, rows: list[dict[str, object]], schema: pa.S
     """Rows of the table as an input of the stage has them. Raises `Refused` where it has other columns now."""
     if name not in stage.channels:
         columns = [[one[each] for one in rows] for each in ("key", "value", "topic", "partition", "offset", "time")]
-        every = zip([*columns, [0] * len(rows)], schema, strict=True)
+        found = [_headers(one["headers"]) for one in rows]
+        every = zip([*columns, [0] * len(rows), found], schema, strict=False)  # most inputs have no headers
         return pa.Table.from_arrays([pa.array(each, field.type) for each, field in every], schema=schema)
     if not rows:
         return schema.empty_table()
@@ -193,3 +195,8 @@ def rows_of(stage: Stage, name: str, rows: list[dict[str, object]], schema: pa.S
             f"rejected rows of {name!r} have other columns than the program's: {error}",
             hint="run the program that they were rejected by",
         ) from error
+
+
+def _headers(stored: Any) -> list[dict[str, object]] | None:
+    """A record's headers, as the table has them, as Structured Streaming's Kafka source does."""
+    return [{"key": each["name"], "value": each["value"]} for each in stored] if stored else None

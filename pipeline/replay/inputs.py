@@ -97,7 +97,7 @@ def read_input(
         after = start.version if start is not None else 0
         return _of_channel(program, name, schema, end, parts, _sent(program.store, app, name, end, after))
     chunks = [
-        pa.Table.from_arrays(topic_columns(messages), schema=schema)
+        pa.Table.from_arrays(topic_columns(messages, schema), schema=schema)
         for one in parts
         for messages in program.kafka.read(end.topic, one.partition, one.first, one.last, patience_s=program.patience_s)
     ]

@@ -24,7 +24,7 @@ from ...moments.diff.key_changes import KeyChanges
 from ...search.verdict import Address, CannotProve, Guilty, SourceMessage, Verdict
 from ...store.versions.manifest import Manifest
 from ..batch.rerun import records_of
-from ..kafka.columns import topic_columns
+from ..kafka.columns import SOURCE, topic_columns
 from ..kafka.protocol import Kafka
 from ..run.program import module_of
 from ..spark.plans import hidden, with_records
@@ -92,11 +92,8 @@ def _window(kafka: Kafka, before: Manifest | None, after: Manifest) -> pa.Table:
         if kafka_has(kafka, end.topic):
             for one in ranges(known.offsets if known is not None else (), end.offsets):
                 chunks = kafka.read(end.topic, one.partition, one.first, one.last, patience_s=_PATIENCE_S)
-                parts += (pa.table(topic_columns(some), names=_COLUMNS) for some in chunks)
+                parts += (pa.table(topic_columns(some), schema=SOURCE) for some in chunks)
     return pa.concat_tables(parts) if parts else pa.table({})
-
-
-_COLUMNS = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
 
 
 def kafka_has(kafka: Kafka, topic: str) -> bool:

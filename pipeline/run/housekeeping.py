@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
 from ... import instants
 from ...errors import Corruption, Refused, SlackwaterError, Unavailable
 from ...keep.gc.collect import Collected, collect
@@ -23,12 +26,14 @@ from ...store.versions.published import Place
 from ..batch.stage_runner import StageRunner
 from ..claim.claim import Claimer
 from ..kafka.open import EndOffsets
+from .health import Health
 from .news import News
 
 _log = logging.getLogger("slackwater")
 
 _END_S = 2.0
 _REPORT_S = 5.0
+_ASK_S = 2.0
 _OTHERS_S = 60.0
 _KAFKA_S = 2.0
 _POLL_S = 300.0
@@ -47,6 +52,18 @@ def in_background(name: str, work: Callable[[threading.Event], None]) -> Iterato
     finally:
         over.set()
         thread.join(_END_S)
+
+
+def ask_spark(spark: SparkSession, health: Health, over: threading.Event) -> None:
+    """Ask Spark's JVM every few seconds how far its tasks are. Where it hangs, this does too, and nobody else."""
+    tracker = spark.sparkContext.statusTracker()
+    while not over.is_set():
+        stages = ((each, tracker.getStageInfo(each)) for each in tracker.getActiveStageIds())
+        try:
+            health.spark(tuple((each, info.numCompletedTasks) for each, info in stages if info is not None))
+        except (Py4JError, ConnectionError):
+            return  # that Spark is gone, its queries say
+        over.wait(_ASK_S)
 
 
 @dataclass(slots=True)

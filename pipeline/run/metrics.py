@@ -6,19 +6,26 @@ users know: L0, compaction, write amplification (bytes written by batches and by
 What `slackwater replicate` tells Prometheus: how far the replica is, and what was copied.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app, start_http_server
 
 from ...errors import Refused
 from ...keep.replicate.replicate import Round
 from ...moments.status.lag import StageLag
 from ..batch.batch_report import BatchReport
 from ..upkeep.archiver import ArchiveState
+from .health import Health
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _STAGE = ("app", "stage")
+Probe = Callable[[], tuple[str, ...]]
+"""What is wrong, as sentences; nothing where all is well."""
 _OfBatch = dict[str, tuple[str, Callable[[BatchReport], float]]]
 """By a metric's name, what it says, and what it is of a batch."""
 
@@ -66,16 +73,24 @@ _GAUGES: _OfBatch = {
 
 
 class Metrics:
-    """The metrics of one process, labelled by app and stage. Safe to observe from many threads."""
+    """The metrics of one process, labelled by app and stage. Safe to observe from many threads.
 
-    def __init__(self) -> None:
+    `health` is what probes are answered by.
+    """
+
+    def __init__(self, health: Health | None = None) -> None:
         self.registry = CollectorRegistry()
+        self.health = health or Health()
         counter = partial(Counter, namespace="slackwater", registry=self.registry)
         gauge = partial(Gauge, namespace="slackwater", registry=self.registry)
         histogram = partial(Histogram, namespace="slackwater", registry=self.registry, buckets=_SECONDS)
         self._histograms = {name: histogram(name, text, _STAGE) for name, (text, _) in _HISTOGRAMS.items()}
         self._counters = {name: counter(name, text, _STAGE) for name, (text, _) in _COUNTERS.items()}
         self._gauges = {name: gauge(name, text, _STAGE) for name, (text, _) in _GAUGES.items()}
+        lives = gauge("runner_live", "1 while nothing of this runner hangs, else 0.")
+        lives.set_function(lambda: not self.health.hangs())
+        ready = gauge("runner_ready", "1 while this runner has its stages and runs batches, else 0.")
+        ready.set_function(lambda: not self.health.lacks())
         self._requests = counter("store_requests", "Requests to the store, of all processes.", (*_STAGE, "verb"))
         self._running = gauge("stage_running", "1 when a runner has the stage, here or elsewhere, else 0.", _STAGE)
         text = "Watermark of the newest version, if it has one."
@@ -112,6 +127,7 @@ class Metrics:
 
     def observe_lags(self, stages: tuple[StageLag, ...]) -> None:
         """Note how far stages are. What is not known has no sample, so that no alarm takes it for none."""
+        self.health.lags(stages)
         for stage in stages:
             at = (stage.app, stage.stage)
             found: list[tuple[Gauge, tuple[str, ...], float | None]] = [(self._running, at, stage.running)]
@@ -132,14 +148,20 @@ class Metrics:
                 gauge.labels(state.app, state.topic).set(getattr(state, name))
 
     def serve(self, port: int) -> int:
-        """Answer `GET /metrics` on a port of all interfaces; see `serve`."""
-        return serve(self.registry, port)
+        """Answer `GET /metrics` and probes on a port of all interfaces; see `serve`."""
+        return serve(self.registry, port, self.probes)
+
+    @property
+    def probes(self) -> dict[str, Probe]:
+        """Those of the runner, by their paths."""
+        return {"/livez": self.health.hangs, "/readyz": self.health.lacks}
 
 
-def serve(registry: CollectorRegistry, port: int) -> int:
+def serve(registry: CollectorRegistry, port: int, probes: Mapping[str, Probe] | None = None) -> int:
     """Answer `GET /metrics` on this port of all interfaces, for the rest of the process; 0 for any that is free.
 
-    Returns the port. Raises `Refused` when it is taken.
+    Probes, by their paths, are answered by 200 or by 503, and by what is wrong. Returns the port. Raises `Refused` when
+    it is taken.
     """
     try:
         server, _ = start_http_server(port, registry=registry)
@@ -148,7 +170,22 @@ def serve(registry: CollectorRegistry, port: int) -> int:
             f"metrics cannot be served on port {port}: {error.strerror or error}",
             hint="give --metrics another port; 0 takes one that is free",
         ) from error
+    server.set_app(_with_probes(make_wsgi_app(registry), probes or {}))
     return int(server.server_port)
+
+
+def _with_probes(metrics: "WSGIApplication", probes: Mapping[str, Probe]) -> "WSGIApplication":
+    def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        probe = probes.get(environ["PATH_INFO"])
+        if probe is None:
+            return metrics(environ, start_response)
+        wrong = probe()
+        start_response(
+            "503 Service Unavailable" if wrong else "200 OK", [("Content-Type", "text/plain; charset=utf-8")]
+        )
+        return ["".join(f"{line}\n" for line in wrong or ("ok",)).encode()]
+
+    return answer
 
 
 class ReplicaMetrics:

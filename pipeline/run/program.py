@@ -17,6 +17,7 @@ from ..api.app import App
 from ..batch.batch_report import BatchReport
 from ..spark.conf import check_py_files, check_settings, on_path
 from ..spark.user_errors import as_user_error
+from .health import Health
 from .news import News
 from .options import Options
 from .runner import run
@@ -90,9 +91,10 @@ def run_file(
     on_commit: Callable[[BatchReport], None],
     news: News | None = None,
     stop: Stop | None = None,
+    health: Health | None = None,
 ) -> None:
     """Run the app that a file declares. Arguments as of `runner.run`; raises as `load_app` and that do."""
     with stop.at_once() if stop is not None else nullcontext():
         on_path(options.py_files)
         program = load_app(path, name=app)
-    run(program, options, on_commit, news=news, stop=stop)
+    run(program, options, on_commit, news=news, stop=stop, health=health)

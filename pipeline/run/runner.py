@@ -1,8 +1,9 @@
 """Running an app: check its program, claim its stages, build a runner for each, and have them supervised."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -30,15 +31,18 @@ from ..source.spool import InputSpool
 from ..source.wake import PlannerFiles, RequestWatch
 from ..spark.places import Places
 from ..spark.session import running_session, spark_session, warm_up
+from ..telemetry.lineage import Datasets, RunLineage, ended, lineage_of
+from ..telemetry.spans import Tracing, tracing_of
 from ..upkeep.archiver import Archiver
 from ..upkeep.meter import StageMeter
-from .housekeeping import Collector, LagReporter, in_background
+from .health import Health
+from .housekeeping import Collector, LagReporter, ask_spark, in_background
 from .news import News
 from .options import Options
 from .preflight import Start, check_unflushed, preflight
 from .progress import Backpressure, CatchUp
 from .snapshot_completer import BetweenBatches, Completer, snapshot_names
-from .stopping import Stop, stop_signals
+from .stopping import Stop, StopRequested, stop_signals
 from .supervisor import Supervisor
 
 _DRAIN_S = 10.0
@@ -52,13 +56,14 @@ def run(
     *,
     news: News | None = None,
     stop: Stop | None = None,
+    health: Health | None = None,
 ) -> None:
     """Run an app until it is stopped (SIGINT, SIGTERM) or, if so asked, until it has caught up.
 
     `on_commit` is told of each committed batch, `news` of all else. `stop` is set when it is to stop; with None, the
     signals are heard here. Where somebody else looks after it, and it was set before the first batch, `StopRequested`
     is raised; `Fenced` where a newer runner took a stage over; another `SlackwaterError` for anything else that stopped
-    it. Nothing committed is lost.
+    it. Nothing committed is lost. `health` is told what goes on, for probes.
     """
     news = news or News()
     with ExitStack() as stack:
@@ -102,6 +107,9 @@ def run(
             planners = PlannerFiles(scratch / "told")
             retention = options.retention(app.name)
             archiver, spool = _archiver(start, options, retention, spark, news, stack)
+            runners: tuple[StageRunner, ...] = ()
+            if (lineage := _lineage(start, options, claimed, spark)) is not None:
+                stack.push(lambda _kind, error, _trace: _end_lineage(lineage, runners, error))
             limits = start.limits.items()
             bounded = {name: limit.max_records for name, limit in limits if limit.max_records is not None}
             backpressure = Backpressure(planners, bounded)
@@ -111,10 +119,17 @@ def run(
                 publishers.move(head)
                 if archiver is not None:
                     archiver.move(head)
+                if lineage is not None:
+                    lineage.move(head)
                 planners.commit(head.stage, head.version)
 
             spools = {} if spool is None else _topics_of(claimed, retention, str(spool.folder))
-            runners = _build(start, options, known, claimed, spark, on_commit, move, stack, scratch, planners, spools)
+            tracing = tracing_of()
+            if tracing is not None:
+                stack.callback(tracing.close)
+            runners = _build(
+                start, options, known, claimed, spark, on_commit, move, stack, scratch, planners, spools, tracing
+            )
             publishers.start()
         reporter = LagReporter(start.heartbeats, claimer, runners, news, publishers.places)
         stack.enter_context(in_background("lag-reporter", reporter.work))
@@ -141,9 +156,30 @@ def run(
         completer = Completer(store, folder, channels, claimer.by)
         asked, announcer = BetweenBatches(store, folder), Announcer(claimer.kafka, folder)
         watch = RequestWatch(store, folder, planners)
-        supervisor = Supervisor(spark, runners, watch, completer, asked, announcer, catch_up, stop, news, publishers)
+        if health is not None:
+            stack.enter_context(in_background("health", partial(ask_spark, spark, health)))
+        health = health or Health()
+        triggers = {runner.stage.name: start.limits[runner.stage.name].trigger_ms / 1_000 for runner in runners}
+        health.running(triggers, options.patience_s, lambda stage: watch.held or planners.held(stage))
+        supervisor = Supervisor(
+            spark, runners, watch, completer, asked, announcer, catch_up, stop, news, publishers, health
+        )
         with stop.in_order():
             supervisor.until_done()
+
+
+def _lineage(start: Start, options: Options, claimed: Mapping[str, Manifest], spark: SparkSession) -> RunLineage | None:
+    def published(head: Manifest) -> Mapping[str, str]:
+        return apps.publishes(start.store, apps.read_app(start.store, head.app), head.promotion) or {}
+
+    where = Datasets(options.store, options.kafka["bootstrap.servers"], spark.version, published)
+    return lineage_of(claimed, where)
+
+
+def _end_lineage(lineage: RunLineage, runners: Iterable[StageRunner], error: BaseException | None) -> None:
+    """At the end of a run, with what ended it."""
+    errors = dict.fromkeys(lineage.stages) | {runner.stage.name: runner.error for runner in runners}
+    lineage.end(ended(errors, None if isinstance(error, StopRequested) else error))
 
 
 def _archiver(
@@ -213,6 +249,7 @@ def _build(
     scratch: Path,
     planners: PlannerFiles,
     input_spools: Mapping[str, str],
+    tracing: Tracing | None,
 ) -> tuple[StageRunner, ...]:
     """The runners of the claimed stages, upstream first. `stack` closes them, and removes what they leave on disk."""
     spools, app = spools_beside(options.cache_folder), start.claimer.app.name
@@ -257,6 +294,7 @@ def _build(
             rescue=rejecter.rescue if rejecter else None,
             retry=rejecter.retry if rejecter else None,
             input_spools=input_spools,
+            tracing=tracing,
         )
         runner = StageRunner(
             config,

@@ -16,6 +16,7 @@ from ..publish.publishers import Publishers
 from ..source.wake import RequestWatch
 from ..spark.session import end_all
 from ..spark.user_errors import translate
+from .health import Health
 from .news import News
 from .progress import CatchUp
 from .snapshot_completer import BetweenBatches, Completer
@@ -50,6 +51,7 @@ class Supervisor:
     stop: Stop
     news: News
     publishers: Publishers
+    health: Health
     _queries: list[StreamingQuery] = field(default_factory=list)
     _to_do: bool = False
 
@@ -62,6 +64,7 @@ class Supervisor:
                 self._start()
                 self._look_after()
             finally:
+                self.health.ending()
                 self._halt()
                 self.announcer.announce_moved(self._positions())
                 self.news.doing("waiting for the snapshot under way to be written")
@@ -79,6 +82,7 @@ class Supervisor:
         self.news.doing(f"starting {_stages([runner.stage.name for runner in self.runners])}")
         self.news.batches()
         for number, runner in enumerate(self.runners):
+            self.health.looped()
             if number >= at_once:
                 # Until its sources have answered for the first time.
                 query, deadline = self._queries[number - at_once], time.monotonic() + _START_S
@@ -95,6 +99,9 @@ class Supervisor:
         self.news.doing("")
         while not self.stop.wait(_POLL_S):
             self._raise_failures()
+            self.health.looped()
+            for runner in self.runners:
+                self.health.looked(runner.stage.name, busy=runner.busy, version=runner.head.version)
             now, before = time.monotonic(), versions
             versions = [runner.head.version for runner in self.runners]
             requested = self.watch.look(busy=versions != before)
@@ -115,6 +122,7 @@ class Supervisor:
             if requested or now >= epochs:
                 for runner in self.runners:
                     runner.check_epoch()
+                self.health.checked()
                 epochs = now + _EPOCH_S
             self._follow_promotion()
 

@@ -21,6 +21,8 @@ TOPIC_SCHEMA = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 )
 """The columns of Structured Streaming's Kafka source."""
+WITH_HEADERS = f"{TOPIC_SCHEMA}, headers array<struct<key: string, value: binary>>"
+"""The same with its option `includeHeaders`."""
 
 
 class InputSource(DataSource):
@@ -51,7 +53,7 @@ _registering = Lock()
 def open_stream(
     spark: SparkSession, options: SourceOptions, private: Private, schema: StructType | None = None
 ) -> DataFrame:
-    """A stream of a source that has `private` beside its options; `schema` is that of a repartition topic's rows.
+    """A stream of a source that has `private` beside its options; rows have the `schema`, or that of a plain topic.
 
     Spark pickles a source's class when it is registered, and makes the source of it when the stream is opened. So for
     that moment a class is registered that carries the values. Spark keeps them in memory as bytes of a pickle, sends

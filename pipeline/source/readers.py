@@ -194,12 +194,12 @@ class TopicSourceReader(_SourceReader):
                 columns = Columns(messages)
                 keep(columns)
                 if self._share is not None:
-                    keys = pa.RecordBatch.from_arrays(columns.source(self._share.columns), schema=schema)
+                    keys = pa.RecordBatch.from_arrays(columns.source(schema, self._share.columns), schema=schema)
                     mine = np.flatnonzero(self._share.of_rows(keys)).tolist()
                     if not mine:
                         continue
                     columns = Columns([messages[at] for at in mine])
-                yield pa.RecordBatch.from_arrays(columns.source(self._needed), schema=schema)
+                yield pa.RecordBatch.from_arrays(columns.source(schema, self._needed), schema=schema)
 
 
 class ChannelSourceReader(_SourceReader):

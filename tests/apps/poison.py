@@ -1,6 +1,6 @@
 """An app for tests in which records fail: in an expression of Spark's, and in a state's function.
 
-moves     reads the topic, JSON, and casts an amount that is text
+moves     reads the topic, JSON, and casts an amount that is text; a sink gets its rows with their records' headers
   | by-account
 accounts  refuses what would overdraw an account
 """
@@ -18,8 +18,11 @@ app = sw.App("poison")
 
 
 @app.stage(
-    reads=sw.topic(os.environ.get("LEDGER_TOPIC", "ledger")),
-    writes=sw.repartition("by-account", key="account", partitions=2),
+    reads=sw.topic(os.environ.get("LEDGER_TOPIC", "ledger"), include_headers=True),
+    writes=[
+        sw.repartition("by-account", key="account", partitions=2),
+        sw.sink(os.environ.get("LEDGER_CARRIED", "carried"), key="account", headers="headers"),
+    ],
     on_error="reject",
     rejects=os.environ.get("LEDGER_REJECTS") or None,
     max_rejected=20,
@@ -27,7 +30,8 @@ app = sw.App("poison")
 def moves(raw: DataFrame) -> DataFrame:
     entry = F.from_json(F.col("value").cast("string"), "account string, amount string")
     cast = "try_cast" if os.environ.get("LEDGER_VARIANT") == "tolerant" else "cast"
-    moves = raw.select(entry.alias("e")).selectExpr("e.account", f"{cast}(e.amount AS long) AS amount")
+    moves = raw.select(entry.alias("e"), "headers")
+    moves = moves.selectExpr("e.account", f"{cast}(e.amount AS long) AS amount", "headers")
     return moves.where("account is not null")
 
 

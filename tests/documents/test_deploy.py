@@ -16,6 +16,7 @@ import pytest
 import yaml
 from slackwater import settings
 from slackwater.cli.main import app
+from slackwater.pipeline.run.metrics import Metrics
 from typer.main import get_command
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,7 @@ runners:
 serviceAccount: {annotations: {eks.amazonaws.com/role-arn: arn}}
 """
 
+PROBES = ("/livez", "/readyz")
 LONGEST_END_S = 20
 """What the supervisor gives batches and Spark, and then some."""
 
@@ -150,6 +152,14 @@ def test_every_value_is_in_a_template_and_the_schema_says_what_it_is() -> None:
     assert set(schema["required"]) <= schema["properties"].keys()
 
 
+def test_the_chart_asks_the_probes_that_a_runner_answers() -> None:
+    text = (CHART / "templates" / "runners.yaml").read_text(encoding="utf-8")
+    assert tuple(re.findall(r"path: (/\w+)", text)) == PROBES
+    assert tuple(Metrics().probes) == PROBES
+    patience_s = VALUES["probes"]["liveness"]["periodSeconds"] * VALUES["probes"]["liveness"]["failureThreshold"]
+    assert patience_s >= LONGEST_END_S
+
+
 def test_the_settings_of_the_chart_are_understood(tmp_path: Path) -> None:
     (tmp_path / settings.FILE).write_text(VALUES["settings"], encoding="utf-8")
     found = settings.load(environ={}, folder=tmp_path)
@@ -199,6 +209,8 @@ def test_the_chart_makes_a_deployment_a_runner_with_words_that_are_understood(tm
             wanted["metrics"]["port"],
         )
         assert said["app_name"] == (wanted["app"] or None)
+        probed = [container[f"{name}Probe"]["httpGet"] for name in ("liveness", "readiness")]
+        assert probed == [{"path": path, "port": "metrics"} for path in PROBES]
         mounted = {volume["name"] for volume in container["volumeMounts"]}
         assert mounted == {volume["name"] for volume in pod["volumes"]}
         # Only these can be written to.

@@ -8,22 +8,32 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from slackwater.keep.rejected.retries import RETRIES, ask
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.reject import rejecter
 from slackwater.pipeline.replay.compare import compare, sent_rows
 from slackwater.pipeline.replay.program import open_program
 from slackwater.pipeline.replay.stage_replay import StageReplay
+from slackwater.pipeline.run import runner
 from slackwater.pipeline.run.program import load_app
+from slackwater.pipeline.telemetry.spans import Tracing
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 from slackwater.store.versions.side_tables import rejected_of
 
+from tests.pipeline.publish.reader import committed
 from tests.support.running import APPS, Ledger
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.usefixtures("one_spark")]
 POISON = APPS / "poison.py"
+
+
+def traceparent(number: int) -> bytes:
+    return f"00-{number + 1:032x}-00f067aa0ba902b7-01".encode()
 
 
 class Bank(Ledger):
@@ -32,19 +42,20 @@ class Bank(Ledger):
     def deposit(self, *moves: tuple[str, object]) -> list[tuple[int, int]]:
         """Send moves; partition and offset of each."""
         producer, at = Producer({**self.kafka.properties, "linger.ms": 5}), []
-        for account, amount in moves:
+        for number, (account, amount) in enumerate(moves, self.sent):
             value = json.dumps({"account": account, "amount": str(amount)}).encode()
             producer.produce(
                 self.topic,
                 value,
                 account.encode(),
                 partition=len(at) % 3,
-                headers=[("from", b"teller")],
+                headers=[("from", b"teller"), ("traceparent", traceparent(number))],
                 on_delivery=lambda _error, message: at.append((message.partition(), message.offset())),
             )
             if len(at) % 500 == 0:
                 producer.flush()
         assert producer.flush(30) == 0
+        self.sent += len(moves)
         return at
 
     def rejected(self, stage: str) -> list[dict[str, Any]]:
@@ -59,10 +70,14 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
 ) -> None:
     # Said at once, and not after five seconds.
     monkeypatch.setattr(rejecter, "_SAID_S", 0.0)
+    exported, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exported))
+    monkeypatch.setattr(runner, "tracing_of", lambda: Tracing(provider))
     bank = Bank(kafka.bootstrap, tmp_path, program=POISON)
-    dead = f"{bank.topic}-dead"
-    bank.kafka.create_topics({dead: 1})
+    dead, carried = f"{bank.topic}-dead", f"{bank.topic}-carried"
+    bank.kafka.create_topics({dead: 1, carried: 2})
     monkeypatch.setenv("LEDGER_REJECTS", dead)
+    monkeypatch.setenv("LEDGER_CARRIED", carried)
     good = [(f"a{n % 50}", n % 7 + 1) for n in range(1_950)]
     expected = Counter[str]()
     for account, amount in good:
@@ -80,7 +95,11 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     assert {(row["error"], row["topic"], row["attempts"]) for row in found} == {
         ("NumberFormatException", bank.topic, 1)
     }
-    assert [header for row in found for header in row["headers"]] == [{"name": "from", "value": b"teller"}] * 3
+    numbers = {"a1": 900, "a2": 1_951, "a3": 1_952}
+    assert {json.loads(row["value"])["account"]: row["headers"] for row in found} == {
+        account: [{"name": "from", "value": b"teller"}, {"name": "traceparent", "value": traceparent(number)}]
+        for account, number in numbers.items()
+    }
     (overdrawn,) = bank.rejected("accounts")
     assert overdrawn["error"] == "ValueError"
     assert overdrawn["message"].startswith("an account would stand at -")
@@ -89,6 +108,16 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     assert {each["__streams.errors.exception"] for each in headers} == {b"NumberFormatException"}
     assert {each["__streams.errors.topic"] for each in headers} == {bank.topic.encode()}
     assert all(each["from"] == b"teller" for each in headers)
+
+    # Whoever traces a record finds the batch that rejected it, and the record that a sink was given of it.
+    links = {stage: linked(exported, bank.app, stage) for stage in ("moves", "accounts")}
+    assert links == {"moves": {number + 1 for number in numbers.values()}, "accounts": {1_954}}
+    assert b"an account would stand" not in b"".join(span.to_json().encode() for span in exported.get_finished_spans())
+    sent = [message.headers() for message in committed(bank.kafka, carried)]
+    left_out = {*numbers.values()}
+    assert sorted(sent) == [
+        [("from", b"teller"), ("traceparent", traceparent(number))] for number in range(1_954) if number not in left_out
+    ]
 
     # What was committed is what a replay gives, whatever the batch had read.
     store = open_store(bank.store)
@@ -114,6 +143,16 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     assert overdrawn["attempts"] == 2
     assert bank.balances() == expected
     bank.verify(bank.app)
+
+
+def linked(exported: InMemorySpanExporter, app: str, stage: str) -> set[int]:
+    """The traces with which the batches of a stage are linked; each has a commit."""
+    spans = exported.get_finished_spans()
+    batches = [span for span in spans if span.name == f"process {app}/{stage}"]
+    commits = {span.parent.span_id for span in spans if span.name == f"commit {app}/{stage}" and span.parent}
+    assert {span.context.span_id for span in batches} == commits
+    assert all(span.attributes and span.attributes["slackwater.version"] for span in batches)
+    return {link.context.trace_id for span in batches for link in span.links}
 
 
 def replayed_as_committed(bank: Bank, stage: str, version: int) -> bool:

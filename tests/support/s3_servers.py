@@ -1,4 +1,4 @@
-"""The S3 servers that tests run against: moto, which is Python, and versitygw, which is Go on a folder."""
+"""The S3 servers that tests run against: moto, which is Python, and versitygw; and how a program in Go is built."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def versitygw(
     objects.mkdir()
     listen = ("--port", f"{ports.HOST}:{port}", "--access", access_key, "--secret", secret_key, "--keep-alive")
     accounts = ("--iam-dir", str(folder)) if users else ()
-    command = [str(_built()), *listen, *accounts, "posix", *_metadata(folder, objects), str(objects)]
+    program = str(built(_MODULE, _VERSION))
+    command = [program, *listen, *accounts, "posix", *_metadata(folder, objects), str(objects)]
     with _running(command, folder, port) as endpoint:
-        admin = [str(_built()), "admin", "--access", access_key, "--secret", secret_key, "--endpoint-url", endpoint]
+        admin = [program, "admin", "--access", access_key, "--secret", secret_key, "--endpoint-url", endpoint]
         for user, secret in (users or {}).items():
             words = [*admin, "create-user", "--access", user, "--secret", secret, "--role", "user"]
             subprocess.run(words, check=True, capture_output=True)
@@ -60,7 +61,7 @@ def versitygw(
 @contextmanager
 def signed(folder: Path, access_key: str, secret_key: str) -> Iterator[str]:
     """The endpoint of a server that looks at signatures, where there is Go or it was built before; else of moto."""
-    if _program().exists() or shutil.which("go"):
+    if _path_of(_MODULE, _VERSION).exists() or shutil.which("go"):
         with versitygw(folder, access_key, secret_key) as endpoint:
             yield endpoint
     else:
@@ -94,28 +95,34 @@ def _running(command: Sequence[str], folder: Path, port: int) -> Iterator[str]:
         server.kill()
 
 
-def _program() -> Path:
-    return cache_folder() / f"versitygw-{_VERSION}" / "versitygw"
+def _path_of(module: str, version: str) -> Path:
+    """Where the program of this module is, once it was built."""
+    name = module.rpartition("/")[2]
+    return cache_folder() / f"{name}-{version}" / name
 
 
-def _built() -> Path:
-    """The program, built once into the user's cache, about a minute. Many processes may ask at once."""
-    go, program = shutil.which("go"), _program()
+def built(module: str, version: str) -> Path:
+    """The program, which takes a minute or some the first time. Many processes may ask at once.
+
+    Skips the test where there is no Go to build it.
+    """
+    go, program = shutil.which("go"), _path_of(module, version)
     if program.exists():
         return program
     if go is None:
-        pytest.skip("no go on PATH: versitygw cannot be built")
+        pytest.skip(f"no go on PATH: {program.name} cannot be built")
     program.parent.parent.mkdir(parents=True, exist_ok=True)
     with locked(program.parent.with_name(f"{program.parent.name}.lock"), lambda: None):
         if not program.exists():
-            _build(go, program.parent)
+            _build(go, f"{module}@{version}", program)
     return program
 
 
-def _build(go: str, folder: Path) -> None:
+def _build(go: str, what: str, program: Path) -> None:
+    folder = program.parent
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
         done = subprocess.run(
-            [go, "install", "-ldflags=-s -w", f"{_MODULE}@{_VERSION}"],
+            [go, "install", "-ldflags=-s -w", what],
             cwd=scratch,
             # Without a C compiler, and for this machine whatever the developer builds for.
             env={**os.environ, "GOBIN": scratch, "CGO_ENABLED": "0", "GOFLAGS": "", "GOOS": "", "GOARCH": ""},
@@ -124,9 +131,9 @@ def _build(go: str, folder: Path) -> None:
             check=False,
         )
         if done.returncode:
-            pytest.fail(f"versitygw cannot be built:\n{done.stderr}")
+            pytest.fail(f"{program.name} cannot be built:\n{done.stderr}")
         # The folder appears whole.
         made = Path(scratch) / "made"
         made.mkdir()
-        (Path(scratch) / "versitygw").rename(made / "versitygw")
+        (Path(scratch) / program.name).rename(made / program.name)
         made.rename(folder)

@@ -1,5 +1,10 @@
 """Runners under way: cut off, taken over, stopped, asked for snapshots. Nothing is lost or counted twice."""
 
+import json
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import psutil
 import pytest
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import read_snapshot
@@ -7,6 +12,7 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 
+from tests.conftest import free_port
 from tests.support.running import TWO_STAGES, Ledger, eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
@@ -54,6 +60,37 @@ def test_an_idle_runner_answers_a_snapshot_at_once_and_ctrl_c_ends_a_busy_one_in
         assert seconds < 30  # a batch, the queries and Spark have six, eight and ten seconds to end
         assert "Traceback" not in said
     assert sum(ledger.table("branches", f"{ledger.app}@idle")["n"].to_pylist()) == 500
+    ledger.catch_up()
+    ledger.check_tables()
+
+
+@pytest.mark.ci  # pipeline/run/test_health.py shows all else that hangs
+def test_a_runner_whose_jvm_hangs_fails_its_probe_until_that_goes_on(ledger: Ledger) -> None:
+    port = free_port()
+
+    def ask(probe: str) -> str:
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/{probe}", timeout=10) as answer:
+                return str(answer.read().decode())
+        except HTTPError as error:
+            return f"{error.code}: {error.read().decode()}"
+
+    ledger.send(500)
+    words = ("--metrics", str(port), "--hung-after", "10s", "--log-format", "json")
+    with ledger.running(*TWO_STAGES, "--max-records", "400", *words) as app:
+        assert app.await_commit("accounts")["version"] == 2
+        assert (ask("livez"), ask("readyz")) == ("ok\n", "ok\n")
+        (jvm,) = (each for each in psutil.Process(app.process.pid).children(recursive=True) if each.name() == "java")
+        jvm.suspend()
+        eventually(lambda: ask("livez").startswith("503: Spark's JVM did not answer for 1"), "it is seen to hang", 30)
+        jvm.resume()
+        eventually(lambda: ask("livez") == ask("readyz") == "ok\n", "it is seen to go on", 30)
+        ledger.send(500)
+        app.await_commit("accounts")
+        code, _ = app.interrupt()
+        told = [json.loads(line) for line in app.errors.read_text().splitlines()]
+    assert code == 0
+    assert all({"timestamp", "level", "message"} <= each.keys() for each in told)
     ledger.catch_up()
     ledger.check_tables()
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Gone, Refused
 from slackwater.pipeline.kafka.archived import ArchivedKafka, archived
-from slackwater.pipeline.kafka.columns import ArchivedMessages, Columns, topic_columns
+from slackwater.pipeline.kafka.columns import SOURCE, ArchivedMessages, Columns, topic_columns
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Kafka, Message, Record, TransactionSettings
 from slackwater.store.archive import index
-from slackwater.store.archive.columns import SCHEMA
+from slackwater.store.archive.columns import HEADERS, SCHEMA
 from slackwater.store.archive.extents import Extent
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps
@@ -106,7 +106,11 @@ def test_a_chunk_of_an_archive_gives_the_columns_that_its_messages_give() -> Non
     assert told([again[3:7], [again[-1]]]) == told([chunk[3:7], [chunk[-1]]])
     assert topic_columns(again) == topic_columns(chunk) == topic_columns(list(again))
     assert Columns(again).records() == records
-    needed = topic_columns(again, {"value"})
+    with_headers = SOURCE.append(pa.field("headers", HEADERS))
+    assert topic_columns(again, with_headers) == topic_columns(chunk, with_headers)
+    assert topic_columns(chunk, with_headers)[:-1] == topic_columns(chunk)
+    assert any(topic_columns(chunk, with_headers)[-1].to_pylist())
+    needed = topic_columns(again, needed={"value"})
     assert [column.null_count for column in needed[:2]] == [23, 4]
     with pytest.raises(IndexError):
         again[23]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused
 from slackwater.pipeline.api.sink import Encoding, sink
 from slackwater.pipeline.messages import avro_rows, json_rows, outgoing
+from slackwater.store.archive.columns import HEADERS
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TYPES: dict[pa.DataType, st.SearchStrategy[Any]] = {
@@ -116,6 +117,20 @@ def test_key_value_and_headers_are_columns_or_made_of_them() -> None:
         "header b": [b"x", None],
     }
     assert made(sink("t", value="body").encoding)["key"] == [None, None]
+
+
+def test_all_headers_of_a_record_are_one_column_and_no_part_of_its_value() -> None:
+    carried = [[{"key": "traceparent", "value": b"00-1"}, {"key": "from", "value": None}], None]
+    rows = pa.table({"n": [1, 2], "headers": pa.array(carried, HEADERS)})
+    encoding = sink("t", headers="headers").encoding
+    outgoing.check("the sink", encoding, rows.schema)
+    found = outgoing.records(rows, encoding, 1)
+    assert found["value"].to_pylist() == [b'{"n":1}', b'{"n":2}']
+    assert found["headers"].to_pylist() == carried
+    with pytest.raises(NotFound, match="headers column named 'headers'"):
+        outgoing.check("sink 't'", encoding, rows.schema.remove(1))
+    with pytest.raises(Refused, match="its headers column 'n' is int64; expected an array of"):
+        outgoing.check("sink 't'", sink("t", headers="n").encoding, rows.schema)
 
 
 def test_columns_of_which_nothing_can_be_made_are_refused() -> None:

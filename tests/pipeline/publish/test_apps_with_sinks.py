@@ -21,7 +21,10 @@ from slackwater.keep.gc.retention import Retention
 from slackwater.moments.status.overview import overview
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.channels import KafkaChannels
+from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.kafka.protocol import Record
 from slackwater.pipeline.messages.json_rows import objects
+from slackwater.pipeline.run.program import load_app
 from slackwater.store.objects.open import open_store
 
 from tests.pipeline.publish.reader import committed
@@ -130,6 +133,30 @@ def test_rows_are_published_once_beside_channels_and_a_clone_publishes_where_it_
     ledger.kafka.create_topics({other: 1})
     run(declared(ledger, other, tell, counts))
     assert len(published(ledger, other)) == len(published(ledger, staging))
+
+
+@pytest.mark.usefixtures("one_spark")
+def test_a_records_headers_go_on_as_the_program_of_the_documents_says(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "on-call.md").read_text(encoding="utf-8")
+    code, run = text.partition("```python\n")[2].partition("```")[0], uuid4().hex[:6]
+    for name in ("guard", "payments", "alerts", "balances"):
+        code = code.replace(f'"{name}"', f'"{name}-{run}"')
+    program = tmp_path / "guard.py"
+    program.write_text(code, encoding="utf-8")
+    brokers = open_kafka(kafka.bootstrap)
+    traces = [f"00-{number:032x}-00f067aa0ba902b7-01".encode() for number in (1, 2)]
+    brokers.create_topics({f"{name}-{run}": 1 for name in ("payments", "alerts", "balances")})
+    sent = [("a", 5, traces[0]), ("a", 2_000_000, traces[1]), ("b", 7, None)]
+    values = [json.dumps({"account": account, "cents": cents}).encode() for account, cents, _ in sent]
+    headers = [[("traceparent", trace), ("from", b"till")] if trace else [] for *_, trace in sent]
+    records = (Record(value, 0, headers=each) for value, each in zip(values, headers, strict=True))
+    brokers.send(f"payments-{run}", records, patience_s=30)
+    load_app(str(program)).run(store=str(tmp_path / "store"), kafka=kafka.bootstrap, until_caught_up=True)
+    (alert,) = committed(brokers, f"alerts-{run}")
+    assert (json.loads(alert.value() or b"")["cents"], alert.headers()) == (2_000_000, headers[1])
+    # Of the two records of an account the newer one is named, and of one without a trace nothing.
+    newest = {message.key(): message.headers() for message in committed(brokers, f"balances-{run}")}
+    assert newest == {b"a": [("traceparent", traces[1])], b"b": None}
 
 
 @pytest.mark.usefixtures("one_spark")

@@ -21,6 +21,7 @@ from slackwater.pipeline.kafka.protocol import Broken, Kafka, Overtaken, Transac
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.publish.prepare import claimed, create_internal
 from slackwater.pipeline.publish.publishers import Publishers
+from slackwater.store.archive.columns import HEADERS
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, commit, keys, published
 from slackwater.store.versions.manifest import AppInfo, Manifest
@@ -54,9 +55,9 @@ class Writer:
         self.head = claim(self.store, self.name, "s", writer=uuid4().hex, by="test", now_ms=1, build=build)
         return self.head
 
-    def commit(self, *values: bytes) -> Manifest:
+    def commit(self, *values: bytes, **columns: pa.Array) -> Manifest:
         head = self.head
-        rows = pa.table({"body": pa.array(values, pa.binary())})
+        rows = pa.table({"body": pa.array(values, pa.binary()), **columns})
         mine = outgoing.records(rows, self.sink.encoding, 30) if self.sink.encoding is not None else rows
         sink, attempt = head.sinks[self.sink.name], uuid4().hex
         messages = list(split(mine, np.zeros(len(values), np.int32)))
@@ -111,6 +112,17 @@ def failure(publishers: Publishers) -> SlackwaterError:
 
     eventually(failed, "they end", 60)
     return found[0]
+
+
+def test_records_have_the_headers_that_their_rows_carry(memory_kafka: MemoryKafka) -> None:
+    carried = [[("traceparent", b"00-1"), ("from", None), ("from", b"x")], [], None]
+    column = pa.array([each and [{"key": name, "value": value} for name, value in each] for each in carried], HEADERS)
+    writer = Writer(memory_kafka, lambda topic: sw.sink(topic, value="body", headers="headers"))
+    with writer.publishing() as publishers:
+        publishers.move(writer.commit(b"1", b"2", b"3", headers=column))
+        eventually(lambda: publishers.done, "all is published")
+    found = {message.value(): message.headers() or [] for message in committed(writer.kafka, writer.topic)}
+    assert found == {b"1": carried[0], b"2": [], b"3": []}
 
 
 def test_what_is_committed_comes_out_and_what_is_published_goes_from_the_internal_topic(any_kafka: Kafka) -> None:

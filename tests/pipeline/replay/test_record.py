@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 import slackwater as sw
 from confluent_kafka import Producer
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.replay.program import open_program
 from slackwater.pipeline.replay.record import find_record
 from slackwater.pipeline.run.program import load_app
+from slackwater.pipeline.telemetry import spans
+from slackwater.pipeline.telemetry.spans import Tracing
 from slackwater.search.predicate import Where
 from slackwater.search.search import bisect
 from slackwater.search.verdict import Guilty, Hop
@@ -26,6 +31,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 BRANCHES = "SELECT branch FROM branches WHERE total > 1000000"
 
 
+HEADERS = (("origin", b"test"), ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"))
+
+
 def plant(ledger: Ledger, amount: int, *, account: str = "a7", branch: int = 3) -> str:
     """Send one record with a header, and tell its address."""
     producer = Producer(ledger.kafka.properties)
@@ -36,7 +44,7 @@ def plant(ledger: Ledger, amount: int, *, account: str = "a7", branch: int = 3) 
         json.dumps(entry).encode(),
         key=b"planted",
         partition=1,
-        headers=[("origin", b"test")],
+        headers=list(HEADERS),
         on_delivery=lambda _error, message: places.append(
             f"{message.topic()}[{message.partition()}]@{message.offset()}"
         ),
@@ -102,7 +110,7 @@ def leads_to_the_record(planted: Planted, *, variant: str = "") -> None:
     assert all(hop.alone for hop in found.hops)
     assert found.others == 1
     assert found.message.key == b"planted"
-    assert found.message.headers == (("origin", b"test"),)
+    assert found.message.headers == HEADERS
     assert planted.began - 1 <= found.message.time_ms / 1000 <= time.time()
     assert found.keys is not None
     (key,) = found.keys
@@ -134,12 +142,20 @@ def test_a_notebook_gets_the_record(planted: Planted, tmp_path: Path, monkeypatc
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("LEDGER_TOPIC", planted.ledger.topic)
     monkeypatch.setenv("LEDGER_VARIANT", "")
+    exported, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exported))
+    monkeypatch.setattr(spans, "tracing_of", lambda: Tracing(provider))
     app = sw.open(store=planted.ledger.store, kafka=planted.ledger.bootstrap).app(planted.ledger.app)
     found = app.bisect(where="SELECT account FROM accounts WHERE balance > 1000000", code=planted.ledger.program)
     assert found.record is not None
     assert found.record.message is not None, found.record.reason
     assert str(found.record.message.address) == planted.first
     assert planted.first in repr(found)
+    # Whoever traces the record finds the bisect.
+    (span,) = exported.get_finished_spans()
+    assert span.name == f"bisect {planted.ledger.app}"
+    assert [f"{link.context.trace_id:032x}" for link in span.links] == [HEADERS[1][1].decode().split("-")[1]]
+    assert (span.attributes or {})["slackwater.record"] == planted.first
 
 
 def test_a_changed_program_is_told_and_proves_nothing(planted: Planted) -> None:

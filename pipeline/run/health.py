@@ -1,0 +1,159 @@
+"""Whether a run lives, and whether it may write: what probes ask of a runner. No threads and no I/O of its own.
+
+It lives as long as something goes on where something is to do. What waits (for records, for a broker or a store, within
+the patience that it has) is well: a restart would not help it. What hangs is a JVM that does not answer, a loop of the
+driver that does not come round, a batch in which no task of Spark's ends, or a stage that starts none though records
+are there. Measures are seconds of a clock that never goes back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ...moments.status.lag import StageLag
+
+HUNG_S = 600.0
+"""For so long nothing may go on that could, at least."""
+_TIMES_USUAL = 10
+"""And as many times as long as a stage's batches took lately."""
+_SPARK_S = 60.0
+"""For so long Spark's JVM may not answer: it may be collecting garbage."""
+_LOOP_S = 60.0
+"""How much longer than a store or broker may be away the driver's loop may take to come round."""
+_CHECKED_S = 30.0
+"""For so long it counts that a stage was seen to be this runner's; it is looked up every five seconds."""
+_REMEMBERED = 20
+"""Batches of a stage."""
+
+
+@dataclass(slots=True)
+class _Stage:
+    """What was seen of one stage."""
+
+    moved_s: float
+    """When something went on last: a batch began or ended, a version came, a task of Spark's ended."""
+    trigger_s: float
+    busy: bool = False
+    version: int = 0
+    began_s: float = 0.0
+    took_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    unread: bool = False
+    unread_s: float = 0.0
+    """Since when records wait for it."""
+
+
+@dataclass(slots=True)
+class Health:
+    """Told from several threads what goes on; asked from others what that means."""
+
+    hung_s: float = HUNG_S
+    clock: Callable[[], float] = time.monotonic
+    _loop_s: float = _LOOP_S
+    _stages: dict[str, _Stage] = field(default_factory=dict)
+    """Empty before batches run, and once they are to end."""
+    _held: Callable[[str], bool] = lambda _stage: False
+    _doing: str = "starting"
+    _at_s: float = 0.0
+    """When the loop came round, or what it does before and after was begun."""
+    _spark_s: float = 0.0
+    _spark: Hashable = None
+    _checked_s: float = float("-inf")
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._at_s = self.clock()
+
+    def doing(self, what: str) -> None:
+        """What goes on before batches run, and after."""
+        with self._lock:
+            self._doing, self._at_s = what, self.clock()
+
+    def running(self, triggers_s: Mapping[str, float], patience_s: float, held: Callable[[str], bool]) -> None:
+        """From now on batches of these stages run; `held` says of one that it starts none, as others are behind."""
+        with self._lock:
+            now = self.clock()
+            self._loop_s, self._held = patience_s + min(_LOOP_S, self.hung_s), held
+            self._at_s = self._spark_s = self._checked_s = now
+            self._stages = {name: _Stage(now, trigger_s) for name, trigger_s in triggers_s.items()}
+
+    def ending(self) -> None:
+        """No batch starts any more."""
+        with self._lock:
+            self._stages, self._checked_s, self._at_s = {}, float("-inf"), self.clock()
+
+    def looped(self) -> None:
+        """The driver's loop came round."""
+        self._at_s = self.clock()
+
+    def looked(self, stage: str, *, busy: bool, version: int) -> None:
+        """Whether a batch of a stage is under way, and its newest version."""
+        with self._lock:
+            if (seen := self._stages.get(stage)) is None or (seen.busy, seen.version) == (busy, version):
+                return
+            now = self.clock()
+            if seen.busy and not busy:
+                seen.took_s.append(now - seen.began_s)
+            if busy:
+                seen.began_s = now
+            seen.busy, seen.version, seen.moved_s = busy, version, now
+
+    def spark(self, tasks: Hashable) -> None:
+        """Spark's JVM answered; `tasks` is another value when a task has ended since."""
+        with self._lock:
+            self._spark_s = now = self.clock()
+            if tasks != self._spark:
+                self._spark = tasks
+                for seen in self._stages.values():
+                    if seen.busy:
+                        seen.moved_s = now
+
+    def checked(self) -> None:
+        """All stages were seen to be this runner's."""
+        self._checked_s = self.clock()
+
+    def lags(self, stages: tuple[StageLag, ...]) -> None:
+        """How far stages are."""
+        with self._lock:
+            for each in stages:
+                if (seen := self._stages.get(each.stage)) is not None:
+                    unread = bool(each.records)
+                    if unread and not seen.unread:
+                        seen.unread_s = self.clock()
+                    seen.unread = unread
+
+    def hangs(self) -> tuple[str, ...]:
+        """What hangs, as sentences; nothing of a run that lives."""
+        with self._lock:
+            return tuple(self._hanging(self.clock()))
+
+    def lacks(self) -> tuple[str, ...]:
+        """Why this runner may not write, or not yet, as sentences; nothing of one that has its stages."""
+        with self._lock:
+            if not self._stages:
+                return (f"no batches run: {self._doing}",)
+            since_s = self.clock() - self._checked_s
+            return () if since_s <= _CHECKED_S else (f"its stages were seen to be its own {since_s:.0f} s ago",)
+
+    def _hanging(self, now: float) -> Iterator[str]:
+        quiet_s = now - self._at_s
+        if not self._stages:
+            if quiet_s > max(self.hung_s, self._loop_s):
+                yield f"{self._doing}: for {quiet_s:.0f} s"
+            return
+        if quiet_s > self._loop_s:
+            yield f"the driver's loop did not come round for {quiet_s:.0f} s"
+        if (silent_s := now - self._spark_s) > min(_SPARK_S, self.hung_s):
+            yield f"Spark's JVM did not answer for {silent_s:.0f} s"
+        for name, seen in self._stages.items():
+            usual_s = max(seen.took_s, default=0.0)
+            allowed_s = max(self.hung_s, self._loop_s, _TIMES_USUAL * usual_s, 3 * seen.trigger_s)
+            if seen.busy and now - seen.moved_s > allowed_s:
+                yield f"stage {name!r}: no task of its batch ended for {now - seen.moved_s:.0f} s"
+            elif not seen.busy and seen.unread:
+                waited_s = now - max(seen.moved_s, seen.unread_s)
+                if waited_s > allowed_s and not self._held(name):
+                    yield f"stage {name!r}: records wait, and no batch began for {waited_s:.0f} s"

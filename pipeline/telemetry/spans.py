@@ -1,0 +1,230 @@
+"""Spans of OpenTelemetry: one for each batch of a stage and for its commit, one for a bisect.
+
+Configured by the variables that OpenTelemetry has for it, and by nothing else; where none is set, nothing of it is
+imported. No key and no value of a record gets into a span: of records it has counts and offsets, of an error its class.
+
+Attributes are those of the semantic conventions for messaging and databases, and `slackwater.…`. A record that was
+rejected is linked by the `traceparent` among its headers (W3C Trace Context).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..kafka.channels import group_of
+from .optional import is_missing, own_version, tell_once
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer, TracerProvider
+
+    from ...store.versions.manifest import Manifest
+
+TRACEPARENT = "traceparent"
+_ASKED = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_MOST_LINKS = 128
+"""OpenTelemetry's own limit, if it is not told another."""
+_END_S = 3.0
+
+Headers = Iterable[tuple[str, str | bytes | None]]
+
+
+def traceparents(records: Iterable[Headers]) -> tuple[str, ...]:
+    """The `traceparent` of each record that has one, by its headers, without repetition; not more than are linked."""
+    found: dict[str, None] = {}
+    for headers in records:
+        for name, value in headers:
+            if name.lower() == TRACEPARENT and value and len(found) < _MOST_LINKS:
+                found[value.decode("ascii", "replace") if isinstance(value, bytes) else value] = None
+    return tuple(found)
+
+
+class BatchSpan:
+    """The span of one batch. It is told once the batch is committed; one that commits nothing is never sent."""
+
+    def __init__(self, tracer: Tracer, app: str, stage: str) -> None:
+        from opentelemetry.trace import SpanKind
+
+        self._tracer = tracer
+        self.span = tracer.start_span(
+            f"process {app}/{stage}",
+            kind=SpanKind.CONSUMER,
+            attributes={
+                "messaging.system": "kafka",
+                "messaging.operation.name": "process",
+                "messaging.operation.type": "process",
+                "messaging.consumer.group.name": group_of(app, stage),
+                "slackwater.app": app,
+                "slackwater.stage": stage,
+            },
+        )
+
+    @contextmanager
+    def committed(
+        self, before: Manifest, manifest: Manifest, commit_s: float, windows: Iterable[str], rejected: Iterable[str]
+    ) -> Iterator[None]:
+        """A version was committed just now, and its commit took so long. Inside, what is logged belongs to the span.
+
+        `windows` are the input offsets as text, `rejected` what `traceparents` gave of the records left out.
+        """
+        from opentelemetry.trace import SpanKind, use_span
+
+        topics = [read.topic for name, read in manifest.inputs.items() if read.offsets != before.inputs[name].offsets]
+        now_ns = time.time_ns()
+        self.span.set_attributes(
+            {
+                "messaging.batch.message_count": sum(read.rows for read in manifest.inputs.values()),
+                "slackwater.version": manifest.version,
+                "slackwater.kind": manifest.kind,
+                "slackwater.epoch": manifest.epoch,
+                "slackwater.offsets": tuple(windows),
+                **({"messaging.destination.name": topics[0]} if len(topics) == 1 else {}),
+            }
+        )
+        _link(self.span, rejected, "rejected")
+        with use_span(self.span, end_on_exit=False):
+            commit = self._tracer.start_span(
+                f"commit {manifest.app}/{manifest.stage}",
+                kind=SpanKind.CLIENT,
+                start_time=now_ns - round(commit_s * 1e9),
+                attributes={
+                    "db.system.name": "slackwater",
+                    "db.operation.name": "commit",
+                    "db.namespace": manifest.app,
+                    "db.collection.name": manifest.stage,
+                    "slackwater.app": manifest.app,
+                    "slackwater.stage": manifest.stage,
+                    "slackwater.version": manifest.version,
+                },
+            )
+            commit.end(now_ns)
+            try:
+                yield
+            finally:
+                self.span.end()
+
+    def failed(self, error: BaseException) -> None:
+        """The batch failed, and with it its stage; unless it was committed by then."""
+        if self.span.is_recording():
+            _fail(self.span, error)
+            self.span.end()
+
+
+class Tracing:
+    """Makes spans of a provider, which is ended with it if it is its `own`."""
+
+    def __init__(self, provider: TracerProvider, *, own: bool = False) -> None:
+        self._provider, self._own = provider, own
+        self._tracer = provider.get_tracer("slackwater", own_version())
+
+    @contextmanager
+    def batch(self, app: str, stage: str) -> Iterator[BatchSpan]:
+        """Inside, a batch of a stage is under way on this thread."""
+        from opentelemetry.trace import use_span
+
+        batch = BatchSpan(self._tracer, app, stage)
+        with use_span(batch.span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+            try:
+                yield batch
+            except BaseException as error:
+                batch.failed(error)
+                raise
+
+    @contextmanager
+    def bisect(self, app: str) -> Iterator[BisectSpan]:
+        """Inside, the first bad commit of an app is looked for."""
+        with self._tracer.start_as_current_span(
+            f"bisect {app}",
+            record_exception=False,
+            set_status_on_exception=False,
+            attributes={"slackwater.app": app, "db.system.name": "slackwater", "db.operation.name": "bisect"},
+        ) as span:
+            try:
+                yield BisectSpan(span)
+            except BaseException as error:
+                _fail(span, error)
+                raise
+
+    def close(self) -> None:
+        """Send what is left, for some seconds at most, whoever does not answer."""
+        if self._own:
+            end: Any = getattr(self._provider, "shutdown", None)
+            ending = threading.Thread(target=end, name="spans-end", daemon=True)
+            ending.start()
+            ending.join(_END_S)
+
+
+class BisectSpan:
+    """The span of a bisect under way."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def found(self, stage: str, version: int, record: Headers = (), where: str = "") -> None:
+        """The first bad commit, and the record behind it: its headers, none where it is not known, and its place."""
+        self._span.set_attributes({"slackwater.stage": stage, "slackwater.version": version})
+        if where:
+            self._span.set_attribute("slackwater.record", where)
+        _link(self._span, traceparents([record]), "bisect")
+
+
+def tracing_of(environ: Mapping[str, str] = os.environ) -> Tracing | None:
+    """What traces here: the provider that this process has already, else one as the environment says; None for none."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    api = sys.modules.get("opentelemetry.trace")
+    if api is not None and not isinstance(api.get_tracer_provider(), api.ProxyTracerProvider):
+        return Tracing(api.get_tracer_provider())
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
+    if exporter == "none" or not any(environ.get(name) for name in _ASKED):
+        return None
+    if is_missing("opentelemetry.sdk.trace", "OpenTelemetry", "otel"):
+        return None
+    tell_once("opentelemetry", "OpenTelemetry")
+    return _exporting(exporter.split(",")[0].strip(), environ)
+
+
+def _exporting(name: str, environ: Mapping[str, str]) -> Tracing | None:
+    """By an exporter of this name, of those that are installed; the SDK reads all else from the environment itself."""
+    from importlib.metadata import entry_points
+
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    if name == "otlp":
+        asked = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+        name = "otlp_proto_grpc" if asked == "grpc" else "otlp_proto_http"
+    found = next(iter(entry_points(group="opentelemetry_traces_exporter", name=name)), None)
+    if found is None:
+        is_missing(f"opentelemetry.{name}", f"OpenTelemetry (with the exporter {name})", "otel")
+        return None
+    named = "OTEL_SERVICE_NAME" in environ or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    resource = Resource.create({} if named else {"service.name": "slackwater"})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(found.load()()))
+    return Tracing(provider, own=True)
+
+
+def _link(span: Span, parents: Iterable[str], why: str) -> None:
+    from opentelemetry.trace import get_current_span
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    for parent in parents:
+        context = get_current_span(TraceContextTextMapPropagator().extract({TRACEPARENT: parent})).get_span_context()
+        # What is none is no error of the batch's.
+        if context.is_valid:
+            span.add_link(context, {"slackwater.link": why})
+
+
+def _fail(span: Span, error: BaseException) -> None:
+    from opentelemetry.trace import Status, StatusCode
+
+    name = type(error).__qualname__
+    span.set_attribute("error.type", name)
+    span.set_status(Status(StatusCode.ERROR, name))
