@@ -106,6 +106,24 @@ def test_every_verb_works_on_it(checkpoint: MemoryCheckpoint, store: ObjectStore
     assert germany("shop@before") == {"orders": 9, "cents": 1e9}
 
 
+def test_a_copy_needs_no_kafka_and_can_follow_the_query_itself(
+    checkpoint: MemoryCheckpoint, store: ObjectStore, tmp_path: Path
+) -> None:
+    assert "slackwater attach memory:checkpoint --app staging" in done("clone", "shop/totals@v3", "staging")
+    assert rows_of("staging", "SELECT orders FROM totals WHERE country = 'DE'") == [{"orders": 3}]
+    done("export", "shop", str(tmp_path / "folder"))
+    done("import", str(tmp_path / "folder"), "imported")
+    for app in ("staging", "imported"):
+        following = tail(store, SstCache(tmp_path / "cache", 1 << 30), checkpoint)
+        following.app = app
+        caught_up(following)
+        everything = "SELECT * FROM totals ORDER BY country"
+        assert rows_of(app, everything) == rows_of("shop", everything)
+        assert "consistent" in done("verify", app, "--deep")
+    done("clone", "refresh", "staging", "--fence")
+    assert from_json("get", "staging", "totals", "DE")["row"]["orders"] == 9
+
+
 def test_after_a_merge_it_goes_on(checkpoint: MemoryCheckpoint, store: ObjectStore, tmp_path: Path) -> None:
     done("compact", "shop", "--full")
     a_query(2, checkpoint)
