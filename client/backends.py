@@ -5,7 +5,7 @@ from copy import copy
 from functools import cached_property
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from ..errors import Usage
 from ..instants import iso
@@ -92,12 +92,12 @@ class Backends:
         """
         channels = self.channels_of(app) if app else self.channels()
         if channels is None:
-            raise Usage(
-                f"nothing says where the Kafka brokers are, {what_for}",
-                hint="give --kafka HOST:PORT, in Python sw.open(kafka=…), or set SLACKWATER_KAFKA, or write "
-                'kafka = "…" (host:port) in slackwater.toml',
-            )
+            raise _no_kafka(what_for)
         return channels
+
+    def channels_where_needed(self, what_for: str, app: str = "") -> "KafkaChannels":
+        """As `known_channels`, which raises only once something is asked of them: of a query's copy nothing is."""
+        return self.channels_of(app) or cast("KafkaChannels", _UnknownChannels(what_for))
 
     def program_of(self, app: str, code: str | Path | None, what_for: str, ran: str = "FILE.py") -> str:
         """The program of an app: `code`, else that of the settings. Raises `Usage` where there is neither.
@@ -139,6 +139,24 @@ class Backends:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _UnknownChannels:
+    """Topics of which nobody says where they are."""
+
+    def __init__(self, what_for: str) -> None:
+        self._what_for = what_for
+
+    def __getattr__(self, _name: str) -> Any:
+        raise _no_kafka(self._what_for)
+
+
+def _no_kafka(what_for: str) -> Usage:
+    return Usage(
+        f"nothing says where the Kafka brokers are, {what_for}",
+        hint="give --kafka HOST:PORT, in Python sw.open(kafka=…), or set SLACKWATER_KAFKA, or write "
+        'kafka = "…" (host:port) in slackwater.toml',
+    )
 
 
 def names_of_stage(text: str) -> tuple[str, str]:

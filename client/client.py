@@ -229,7 +229,7 @@ class Client(Backends, Shown):
         from ..keep.transfer.imported import import_app
         from ..results.snapshots import imported
 
-        channels = self.known_channels("in which an app has topics of its own")
+        channels = self.channels_where_needed("in which an app has topics of its own")
         plan = import_app(
             self.store,
             folder,

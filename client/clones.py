@@ -98,7 +98,7 @@ class AppClones(AppHistory):
             in_folder(client.store, source),
             to,
             terms=Terms(owner=owner or client.by, **{name: value for name, value in said.items() if value}),
-            channels=client.known_channels("in which a clone has topics of its own", self.name),
+            channels=client.channels_where_needed("in which a clone has topics of its own", self.name),
             target_store=target,
             cache=client.cache,
             by=client.by,
@@ -128,7 +128,7 @@ class AppClones(AppHistory):
         """
         client = self._client
         self._check_allowed("to make it anew", yes_really, dry_run=dry_run, here="making it anew")
-        channels = client.known_channels("in which a clone has topics of its own")
+        channels, known = client.channels_where_needed("in which a clone has topics of its own"), client.channels()
         done = refresh(
             client.store,
             self.name,
@@ -140,7 +140,7 @@ class AppClones(AppHistory):
             on_progress=on_progress,
             fence=fence,
             # Where its sinks were, is no place in what they will be. Its topics become those of the new one.
-            outside=lambda removal: channels.kafka.delete_groups(_groups(removal)),
+            outside=lambda removal: known.kafka.delete_groups(_groups(removal)) if known is not None else None,
             on_wait=client.note,
         )
         origin, folder = done.info.origin, done.source.app

@@ -162,7 +162,7 @@ def _made_of(plan: ClonePlan, flags: str, dry_run: bool) -> Iterator[Block]:
     for stage, version in plan.source.versions.items():
         at = plan.source.stages[stage]
         shared = "-" if not at.table or stage in plan.copies else size(sum(sst.bytes for sst in at.ssts))
-        topics = ((plan.topics[name], read.offsets) for name, read in at.inputs.items() if not read.upstream)
+        topics = ((plan.topics.get(name, read.topic), read.offsets) for name, read in at.inputs.items() if not read.upstream)
         rows.append((stage, f"v{version}", instants.iso(at.time_ms), shared, formats.offsets(topics)))
     yield TableBlock.of(("stage", ">version", "committed", ">state shared", "goes on at"), rows)
     masks = origin.masks if origin else {}
@@ -188,7 +188,12 @@ def _made_of(plan: ClonePlan, flags: str, dry_run: bool) -> Iterator[Block]:
         yield f"nothing of it is in the folder, or in {plan.source.app}, which may go"
     elif origin:
         yield f"nothing of it is in {plan.source.app}, which may go"
-    yield f"run it: slackwater run FILE --app {plan.info.name}{flags}"
+    queries = {stage: at.attached for stage, at in plan.source.stages.items() if at.attached is not None}
+    for stage, query in queries.items():
+        follow = f"slackwater attach {query.checkpoint} --app {plan.info.name} --stage {stage}{flags}"
+        yield f"to have it follow the query, too: {follow}"
+    if not queries:
+        yield f"run it: slackwater run FILE --app {plan.info.name}{flags}"
 
 
 def _is_of(place: str, table: str) -> bool:

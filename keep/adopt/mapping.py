@@ -27,6 +27,8 @@ from .lists import joined, sessions
 from .variables import processed
 
 _DISTINCT = ("distinct", "distinct-within-watermark")
+_ONE_ROW = ("total", "limit")
+"""Operators without a key."""
 _EXPIRES = "expires_at"
 """Of dropDuplicatesWithinWatermark, until when a key is kept."""
 
@@ -93,6 +95,8 @@ def mapping_of(
         names = ", ".join(f"{each.name or 'its own'} ({each.kind})" for each in tables)
         raise Refused(f"the query keeps several tables, {names}, and {what} is {kind}, which is made of one")
     (state,) = tables
+    if state.kind in _ONE_ROW:
+        _check_one_row(state, table, found)
     by_name_or_place(table.key, state.key, found, "key column")
     _RULES.get(kind.core.tag, _by_name)(kind, state, table, found)
     if kind.once:
@@ -108,6 +112,15 @@ def _refused(found: ColumnSearch, tables: Sequence[ReadableTable], what: str, ki
         f"{'; '.join(found.problems)}",
         hint="nothing was written; --emit-program writes a declaration that fits",
     )
+
+
+def _check_one_row(state: ReadableTable, table: Table, found: ColumnSearch) -> None:
+    """Of one row nothing says which key the program gives it: it must be the one that the state is said to have."""
+    if [each.name for each in table.key] != state.key.names:
+        found.problems.append(
+            f"the query keeps one row, of all its rows ({state.kind}), and the stage's key is "
+            f"{', '.join(each.name for each in table.key)}: make it key={state.key.names[0]!r}, which is 0 in each row"
+        )
 
 
 def _aggregate(kind: Kind, state: ReadableTable, table: Table, found: ColumnSearch) -> None:

@@ -223,6 +223,8 @@ def finish_clone(
             begin(target, there[stage])
     # Where the stages begin, for Kafka's own tools.
     for stage, first in there.items():
+        if first.attached is not None:
+            continue  # whoever goes on with it reads a checkpoint
         channels.announce(info.name, stage, {read.topic: read.offsets for read in first.inputs.values()})
     # From here on it exists.
     apps.create_app(target, info, cloned=True)

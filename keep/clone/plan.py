@@ -145,9 +145,10 @@ def _as_begun(store: ObjectStore, cut: Cut, info: AppInfo, note: Cloning | None)
 
 
 def users_inputs(cut: Cut) -> Iterator[tuple[str, Input]]:
-    """Declared name and input of everything that the app reads from users' topics."""
+    """Declared name and input of everything that the app reads from users' topics: not what a query of Spark's does."""
     for stage in order(cut.stages):
-        yield from ((name, read) for name, read in sorted(cut.stages[stage].inputs.items()) if not read.upstream)
+        if cut.stages[stage].attached is None:
+            yield from ((name, read) for name, read in sorted(cut.stages[stage].inputs.items()) if not read.upstream)
 
 
 def topics_read(cut: Cut, others: Mapping[str, str]) -> dict[str, str]:

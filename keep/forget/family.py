@@ -18,7 +18,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.sst.hashing import hash_keys
 from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, Table
-from ...store.versions.side_tables import all_ssts, owner
+from ...store.versions.side_tables import all_ssts, owner, table_name
 from .words import Words
 
 _SHAPE = "TABLE=KEY, with a JSON array for a key of several columns"
@@ -133,6 +133,16 @@ class Member:
                     found |= dict.fromkeys((each for each in names if each in self.heads), name)
         return found
 
+    def sides(self, asked: KeysAsked) -> dict[tuple[str, str], str]:
+        """The same for tables beside those of queries: they have keys of their own. By stage and name behind its name."""
+        each = ((stage, side, table_name(stage, side)) for stage, head in self.copies for side in head.side_tables)
+        return {(stage, side): name for stage, side, name in each if name in asked.tables}
+
+    @property
+    def copies(self) -> list[tuple[str, Manifest]]:
+        """The stages that are copies of what a query of Spark's keeps."""
+        return [(stage, head) for stage, head in self.heads.items() if head.attached is not None]
+
 
 def family_of(store: ObjectStore, app: str) -> tuple[Member, ...]:
     """The app, and all that live from it, each behind those that it lives from.
@@ -195,11 +205,12 @@ def _check_lives_from_none(me: Member) -> None:
 
 
 def check_tables(me: Member, asked: KeysAsked) -> None:
-    """Raise `NotFound` where no stage of an app had a table of that name, and `Refused` for one of rejected records."""
+    """Raise `NotFound` where an app had no table of that name, and `Refused` for one of rejected records."""
     has = {head.stage for head in me.heads.values() if head.table is not None}
+    has |= {table_name(stage, side) for stage, head in me.copies for side in head.side_tables}
     was = {each.stage for head in me.heads.values() for each in head.formerly if head.table is not None}
     for table in asked.tables:
-        if (stage := owner(table, me.heads)) != table:
+        if table not in has and (stage := owner(table, me.heads)) != table:
             raise Refused(
                 f"{table} is a table beside that of {stage}, as of rejected records, which are no rows of a person: "
                 "they are found by the keys themselves",

@@ -34,6 +34,7 @@ from ...store.versions import apps, keys
 from ...store.versions.forgotten import index as forgotten
 from ...store.versions.forgotten import under_way
 from ...store.versions.forgotten.under_way import Forgetting
+from ...store.versions.side_tables import table_name
 from ..clone.first_versions import Topics
 from ..edit.request import EDITS
 from . import archive
@@ -268,6 +269,8 @@ def _words(me: Member, asked: KeysAsked) -> Iterator[Words]:
         table = me.heads[stage].table
         if table is not None and stage == name:
             yield from Keys.of(name, table, asked).words()
+    for (stage, side), name in me.sides(asked).items():
+        yield from Keys.of(name, me.heads[stage].side_tables[side].table, asked).words()
 
 
 def _called(each: Member, store: ObjectStore) -> str:
@@ -275,8 +278,10 @@ def _called(each: Member, store: ObjectStore) -> str:
 
 
 def _others(me: Member, asked: KeysAsked) -> tuple[str, ...]:
-    there = (head for head in me.heads.values() if head.table is not None and not head.retired)
-    return tuple(sorted(head.stage for head in there if head.stage not in me.tables(asked)))
+    there = [head for head in me.heads.values() if head.table is not None and not head.retired]
+    names = [head.stage for head in there if head.stage not in me.tables(asked)]
+    names += [table_name(stage, side) for stage, head in me.copies for side in head.side_tables if head in there]
+    return tuple(sorted({*names} - {*me.sides(asked).values()}))
 
 
 def _check_held(app: str, held: Sequence[Held], store: ObjectStore) -> None:

@@ -112,9 +112,13 @@ class Search:
                 self._read_up_to[stage] = max(manifest.version, self._read_up_to.get(stage, 0))
                 yield manifest
 
-    def keys_of(self, stage: str, table: Table) -> Keys | None:
-        """The keys of a stage's own table, as it has them; None where none are asked for."""
-        name = self.tables.get(stage)
+    def is_copy(self, stage: str) -> bool:
+        """Whether all tables of a stage are a query's, whose rows have keys: else those beside its own have records."""
+        return self.member.heads[stage].attached is not None
+
+    def keys_of(self, stage: str, table: Table, side: str = "") -> Keys | None:
+        """The keys of a table, as it has them; None where none are asked for."""
+        name = self.member.sides(self.asked).get((stage, side)) if side else self.tables.get(stage)
         if name is None:
             return None
         place = (name, table)
@@ -125,11 +129,11 @@ class Search:
     def chosen(self, one: NamedSst) -> Chosen | None:
         """Which rows of an SST go; None where it holds none of the keys. Raises `Corruption` and `Unavailable`."""
         self.looked_into += 1
-        if one.side:
+        if one.side and not self.is_copy(one.stage):
             chosen = partial(_holding_block, self.words)
             blocks = whole_blocks(self.member.store, one.sst, one.table)
             return chosen if any(chosen(block).any() for block in blocks) else None
-        found = self.keys_of(one.stage, one.table)
+        found = self.keys_of(one.stage, one.table, one.side)
         if found is None:
             return None
         low, high = (
@@ -151,7 +155,8 @@ class Search:
         table = table_name(one.stage, one.side) if one.side else one.stage
         root = self.member.store.at(one.sst.root).url
         owner = one.sst.object.partition("/")[0]
-        return Held(owner, root, one.sst.object, _REJECTED if one.side else _SSTS, table, one.sst.bytes)
+        what = _REJECTED if one.side and not self.is_copy(one.stage) else _SSTS
+        return Held(owner, root, one.sst.object, what, table, one.sst.bytes)
 
     def snapshots(self) -> tuple[Snapshot, ...]:
         """The app's snapshots."""
@@ -215,9 +220,13 @@ class Search:
         """
         store, app = self.member.store, self.member.app
         for stage, head in self.member.heads.items():
-            found = self.keys_of(stage, head.table) if head.table is not None else None
-            hashes = found.hashes if found is not None else None
-            if hashes is None and not head.side_tables:
+            tables = [(side, table) for side, table, _ in _tables(head) if table is not None]
+            if not self.is_copy(stage):
+                tables = [each for each in tables if not each[0]]
+            asked = [found.hashes for side, table in tables if (found := self.keys_of(stage, table, side)) is not None]
+            hashes = np.concatenate(asked) if asked else None
+            with_records = bool(head.side_tables) and not self.is_copy(stage)
+            if hashes is None and not with_records:
                 continue
             listed = tuple(store.list(keys.ssts(app, stage)))
             # After the listing: what was committed in between is named.
@@ -226,7 +235,7 @@ class Search:
             for info in listed:
                 if info.key in self._known[stage] or info.key in replaced:
                     continue
-                if _holds(store, info.key, hashes, self.words, bool(head.side_tables)):
+                if _holds(store, info.key, hashes, self.words, with_records):
                     yield Held(app, store.url, info.key, _SSTS, stage, info.size_bytes, named=False), info.modified_ms
 
 

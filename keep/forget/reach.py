@@ -19,8 +19,8 @@ class OutOfReach:
     """Something that may hold a key, and that nobody can look into from here."""
 
     what: str
-    """A topic, `input`, `channel`, `sink's own topic` or `sink's topic`; else `archive`, `iceberg`, `deep clone`,
-    `handed out`, `sink`, `cache` or `replica`."""
+    """A topic, `input`, `channel`, `sink's own topic` or `sink's topic`; else `archive`, `checkpoint`, `iceberg`,
+    `deep clone`, `handed out`, `sink`, `cache` or `replica`."""
     name: str
     retention_ms: int | None = None
     """Of a topic, how long it keeps records; -1 for ever, None where nobody says."""
@@ -30,6 +30,11 @@ def out_of_reach(members: tuple[Member, ...], kafka: Topics | None) -> tuple[Out
     """All of an app's and its clones', in the order of the apps. Topics that several have are told once."""
     found: dict[tuple[str, str], OutOfReach] = {}
     for each in members:
+        for _, head in each.copies:
+            query = head.attached
+            assert query is not None  # noqa: S101  what a copy is
+            what = f"the checkpoint {query.checkpoint}: a batch of the query that changes the key brings it back"
+            found["checkpoint", query.checkpoint] = OutOfReach("checkpoint", what)
         for what, topic in _topics(each):
             if (what, topic) not in found:
                 found[what, topic] = OutOfReach(what, topic, _retention_ms(kafka, topic))
@@ -53,7 +58,8 @@ def out_of_reach(members: tuple[Member, ...], kafka: Topics | None) -> tuple[Out
 def _topics(member: Member) -> Iterator[tuple[str, str]]:
     info = apps.find_app(member.store, member.app)
     for head in member.heads.values():
-        for source in head.inputs.values():
+        # What a query reads, no replay of ours reads again.
+        for source in head.inputs.values() if head.attached is None else ():
             if not source.upstream:
                 yield "input", source.topic
         for output in head.outputs.values():

@@ -178,7 +178,8 @@ def commit(work: Work, search: Search) -> Iterator[tuple[str, str, int]]:
     """
     store, app = search.member.store, search.member.app
     index = forgotten.known(store, app)
-    concerned = {*search.tables, *(name.split("/")[2] for name in index.ssts)}
+    asked = (*search.tables, *(stage for stage, _ in search.member.sides(work.asked)))
+    concerned = {*asked, *(name.split("/")[2] for name in index.ssts)}
     for stage, head in search.member.heads.items():
         if head.retired or concerned.isdisjoint((stage, *(each.stage for each in head.formerly))):
             continue
@@ -213,13 +214,14 @@ class _Version:
         self.index = forgotten.known(store, app)
         if head.forgotten >= self.index.number:
             return False
-        self.waiting = _waiting(store, head, self.index)
+        if not self.search.is_copy(self.stage):
+            self.waiting = _waiting(store, head, self.index)
         return True
 
     def update(self, draft: Manifest) -> Manifest:
         """The version: the draft with the SSTs of now."""
         made = replace(each_sst(draft, self.index.sst), forgotten=self.index.number)
-        if REJECTED not in made.side_tables:
+        if self.search.is_copy(self.stage) or REJECTED not in made.side_tables:
             return made
         side = replace(made.side_tables[REJECTED], waiting=self.waiting)
         return replace(made, side_tables=made.side_tables | {REJECTED: side})

@@ -47,7 +47,7 @@ def program_text(
             hint="attach it instead: its tables can be queried, and none is computed on",
         )
     declare = {
-        **dict.fromkeys(("aggregate", "window"), _aggregate),
+        **dict.fromkeys(("aggregate", "window", "total"), _aggregate),
         **dict.fromkeys(("distinct", "distinct-within-watermark"), _distinct),
         "pandas": _pandas,
         "transform": _transform,
@@ -197,6 +197,8 @@ def _update(tables: Sequence[ReadableTable]) -> _Declared:
 
 def _key(table: ReadableTable) -> tuple[list[str], list[tuple[str, str]], dict[str, str], str]:
     """The key's names, the columns that they are made of, and how, and the column with a watermark."""
+    if table.kind in ("total", "limit"):
+        return list(table.key.names), [], dict.fromkeys(table.key.names, 'F.lit(0).cast("long")'), ""
     names, columns, made, watermark = [], [], {}, ""
     for each in table.key:
         if table.kind == "window" and each.name == "window_start":
@@ -247,14 +249,15 @@ def _text(made: _Declared, topics: Sequence[str], app: str, stage: str, where: s
     for number, name in enumerate(names):
         side = made.right if number and made.right else made.columns
         ddl = ", ".join(f"`{column}` {kind}" for column, kind in side)
-        lines.append(
-            f'    {name} = {name}.select(F.from_json(F.col("value").cast("string"), "{ddl}").alias("r")).select("r.*")'
-        )
+        if side:
+            rows = f'F.from_json(F.col("value").cast("string"), "{ddl}").alias("r")'
+            lines.append(f'    {name} = {name}.select({rows}).select("r.*")')
         time = next((column for column, kind in side if kind == "timestamp"), "") if made.right else made.watermark
         if time:
             lines.append(f'    {name} = {name}.withWatermark({time!r}, "10 minutes")')
-        for (column, of), (first, _) in zip((made.made or {}).items(), side, strict=False):
-            lines.append(f"    {name} = {name}.withColumn({column!r}, {of if not made.right else f'F.col({first!r})'})")
+        for place, (column, of) in enumerate((made.made or {}).items()):
+            of_side = f"F.col({side[place][0]!r})" if made.right else of
+            lines.append(f"    {name} = {name}.withColumn({column!r}, {of_side})")
     union = names[0] + "".join(f".unionByName({name})" for name in names[1:])
     lines.append(f"    return {', '.join(names) if made.right else union}")
     return "\n".join(lines) + "\n"

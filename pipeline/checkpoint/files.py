@@ -19,6 +19,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from ...errors import Gone, NotFound, ObjectNotFound, Refused
+from .before_4 import metadata_before_4
 from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, SourceOffsets, commit, offsets, query_id
 from .operators import FOLDERS, SCHEMAS, Operator, is_metadata, metadata_of, operator_in
 from .places import Readable
@@ -78,12 +79,15 @@ class CheckpointFiles:
         with self.reading(newest):
             self._metadata = dict(zip(metadata, _all(store.get, metadata), strict=True))
             self._partitions = self._said(newest).conf.get(_PARTITIONS)
+        if not metadata_of(metadata, newest):
+            self._metadata |= (made := metadata_before_4(self._metadata, keys))
+            metadata += made
         operators = [operator_in(self._metadata[key], key) for key in metadata_of(metadata, newest)]
         self.operators = tuple(_with_partitions(each, keys) for each in sorted(operators, key=lambda each: each.id))
         if not self.operators:
             raise Refused(
-                f"the checkpoint {self.url} does not say of which operators its state is, if it has any",
-                hint="Spark has written that since 4.0: let the query run one batch with it",
+                f"the checkpoint {self.url} has no state: its query keeps none, or has not run a batch",
+                hint="attach to a query with a stateful operator, such as an aggregation",
             )
 
     def committed(self) -> range:

@@ -95,8 +95,9 @@ def state_table(name: str, operator: Operator, kept: Kept, schema: StructType) -
     """The table of what Spark's reader gives by a schema. Raises `Refused` for a type that no table can have."""
     types = {each.name: each.dataType for each in schema.fields}
     kind = operator.kind
-    if kind == "aggregate" and any(_is_window(each.dataType) for each in getattr(types["key"], "fields", ())):
-        kind = "window"
+    if kind == "aggregate":
+        grouping = getattr(types["key"], "fields", ())
+        kind = "total" if not grouping else "window" if any(_is_window(each.dataType) for each in grouping) else kind
 
     def parts(columns: Iterable[str]) -> Iterator[FlatColumn]:
         for column in columns:

@@ -106,6 +106,51 @@ def test_every_verb_works_on_it(checkpoint: MemoryCheckpoint, store: ObjectStore
     assert germany("shop@before") == {"orders": 9, "cents": 1e9}
 
 
+def test_a_copy_needs_no_kafka_and_can_follow_the_query_itself(
+    checkpoint: MemoryCheckpoint, store: ObjectStore, tmp_path: Path
+) -> None:
+    assert "slackwater attach memory:checkpoint --app staging" in done("clone", "shop/totals@v3", "staging")
+    assert rows_of("staging", "SELECT orders FROM totals WHERE country = 'DE'") == [{"orders": 3}]
+    done("clone", "shop", "newest")
+    done("clone", "refresh", "newest", "--dry-run")
+    done("export", "shop", str(tmp_path / "folder"))
+    done("import", str(tmp_path / "folder"), "imported")
+    for app in ("staging", "imported", "newest"):
+        following = tail(store, SstCache(tmp_path / "cache", 1 << 30), checkpoint)
+        following.app = app
+        caught_up(following)
+        everything = "SELECT * FROM totals ORDER BY country"
+        assert rows_of(app, everything) == rows_of("shop", everything)
+        assert "consistent" in done("verify", app, "--deep")
+
+
+def test_a_key_of_any_table_is_forgotten_here_and_the_query_may_bring_it_back(
+    checkpoint: MemoryCheckpoint, store: ObjectStore, tmp_path: Path
+) -> None:
+    key, seen = ("--key", "totals_seen=[700, null]"), "SELECT count(*) AS n FROM totals_seen WHERE id = 700"
+    told = done("forget", "shop", *key, "--dry-run")
+    assert "other tables: totals." in told
+    assert "the checkpoint memory:checkpoint: a batch of the query that changes the key brings it back" in told
+    before = rows_of("shop", "SELECT * FROM totals ORDER BY country")
+    done("forget", "shop", *key)
+    assert rows_of("shop", seen) == rows_of("shop/totals@v5", seen) == [{"n": 0}]
+    assert rows_of("shop", "SELECT count(*) AS n FROM totals_seen") == [{"n": 9}]
+    assert rows_of("shop", "SELECT * FROM totals ORDER BY country") == before
+    assert "nothing of shop holds" in done("verify", "shop", "--forgotten", *key, "--deep")
+    assert "consistent" in done("verify", "shop", "--deep")
+
+    # A text in another table's rows is no key of that table.
+    done("forget", "shop", "--key", "totals=DE")
+    assert slackwater("get", "shop", "totals", "DE").exit_code == 1
+    assert rows_of("shop", "SELECT count(*) AS n FROM totals_seen") == [{"n": 9}]
+
+    commit(checkpoint, {"Seen": {(700, None): ()}})
+    caught_up(tail(store, SstCache(tmp_path / "cache", 1 << 30), checkpoint))
+    assert rows_of("shop", seen) == [{"n": 1}]
+    unknown = slackwater("forget", "shop", "--key", "totals_nothing=1")
+    assert "totals_seen" in unknown.output
+
+
 def test_after_a_merge_it_goes_on(checkpoint: MemoryCheckpoint, store: ObjectStore, tmp_path: Path) -> None:
     done("compact", "shop", "--full")
     a_query(2, checkpoint)

@@ -151,6 +151,26 @@ def test_keys_are_found_by_name_and_expressions_by_place() -> None:
     assert changes.to_pylist() == [{"at": NOON, "country": "DE", "orders": None, DELETED: True}]
 
 
+def test_a_total_becomes_the_one_row_of_a_key_that_is_0() -> None:
+    state = MemoryTable("", pa.schema([("row", INT)]), pa.schema([("count", INT), ("sum", INT)]), "total")
+    rows = pa.schema([("row", pa.int32()), ("one", pa.int32()), ("cents", INT)])
+    kind = sw.aggregate(orders=sw.count(), cents=sw.sum("cents"))
+    mapping = mapping_of([state], declared(kind, rows, ["row"]), "stage s")
+    assert rows_of(mapping, pa.table({"row": [0], "count": [3], "sum": [7]})) == [{"row": 0, "orders": 3, "cents": 7}]
+    with pytest.raises(Refused, match=r"of all its rows \(total\), and the stage's key is one: make it key='row', which"):
+        mapping_of([state], declared(kind, rows, ["one"]), "stage s")
+
+
+def test_buffers_that_no_aggregate_goes_on_from_are_columns_of_an_update() -> None:
+    """So `approx_count_distinct`, `collect_list` and a deviation are carried, for a function that knows what they are."""
+    buffers = pa.schema([("MS_0", INT), ("MS_1", INT), ("buf", pa.binary()), ("n", DOUBLE), ("avg", DOUBLE), ("m2", DOUBLE)])
+    columns = tuple(Column(each.name, from_arrow(each.type)) for each in buffers)
+    kept = Table((Column("country", "string"),), columns, 1, Update().stored)
+    mapping = mapping_of([MemoryTable("", COUNTRY, buffers)], kept, "stage s")
+    row = {"country": "DE", "MS_0": 1, "MS_1": 2, "buf": b"x", "n": 3.0, "avg": 4.0, "m2": 5.0}
+    assert rows_of(mapping, pa.Table.from_pylist([row])) == [row]
+
+
 def test_a_key_that_was_seen_is_a_row_of_an_update() -> None:
     seen = Table((Column("country", "string"),), (Column("seen", "bool"),), 1, Update().stored)
     mapping = mapping_of([MemoryTable("", COUNTRY, pa.schema([]), "distinct")], seen, "stage s")

@@ -54,6 +54,17 @@ def test_windows_and_sessions_are_made_of_a_time_with_a_watermark(tmp_path: Path
     assert stage.event_time.emits == "final"
 
 
+def test_a_total_is_a_stage_whose_key_is_one_number(tmp_path: Path) -> None:
+    row = pa.schema([("row", INT)])
+    stage = declared(tmp_path, MemoryTable("", row, pa.schema([("count", INT), ("sum", INT)]), "total"))
+    assert (stage.key, str(stage.state)) == (("row",), "aggregate(count_1=count(), sum_2=sum(of_sum_2))")
+    text = (tmp_path / "emitted.py").read_text()
+    assert ".withColumn('row', F.lit(0).cast(\"long\"))" in text
+    assert "`row`" not in text, "no column of the source's"
+    declared(tmp_path, MemoryTable("", row, pa.schema([("count", INT)]), "total"))
+    assert "from_json" not in (tmp_path / "emitted.py").read_text()
+
+
 def test_other_operators_have_their_kinds(tmp_path: Path) -> None:
     distinct = declared(tmp_path, MemoryTable("", COUNTRY, pa.schema([]), "distinct"))
     within = MemoryTable("", COUNTRY, pa.schema([("expires_at", TIME)]), "distinct-within-watermark")

@@ -11,7 +11,7 @@ from threading import Lock
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from slackwater.errors import Gone, NotFound, Refused
+from slackwater.errors import Corruption, Gone, NotFound, Refused
 from slackwater.pipeline.checkpoint.files import CheckpointFiles
 from slackwater.pipeline.checkpoint.state_files import state_file
 from slackwater.store.objects.local import LocalStore
@@ -232,12 +232,42 @@ def test_what_is_no_checkpoint_is_not_found() -> None:
         CheckpointFiles(MemoryStore())
 
 
-def test_state_without_operators_is_refused() -> None:
+def test_a_query_without_state_is_refused() -> None:
+    store = in_memory("aggregate-hdfs")
+    for info in [*store.list("state/")]:
+        store.delete(info.key)
+    with pytest.raises(Refused, match="has no state: its query keeps none"):
+        CheckpointFiles(store)
+
+
+@pytest.mark.parametrize(
+    "recording",
+    [
+        *("aggregate-hdfs", "total-format2", "window-format2", "session-changelog", "distinct-hdfs", "join-hdfs"),
+        *("distinct-in-time-changelog", "limit-hdfs", "map-groups-bean", "pandas-changelog", "two-hdfs"),
+    ],
+)
+def test_operators_of_a_spark_before_4_are_told_by_their_schemas(recording: str) -> None:
+    store = in_memory(recording)
+    said = CheckpointFiles(store).operators
+    for operator in said:
+        store.delete(f"state/{operator.id}/_metadata/metadata")
+    files = CheckpointFiles(store)
+    # Of two that keep the same nothing says which one it was.
+    same = {"applyInPandasWithState": ("flatMapGroupsWithState", "map-groups")}
+    expected = [(each.id, *same.get(each.name, (each.name, each.kind)), {*each.stores}, each.tables) for each in said]
+    assert [(each.id, each.name, each.kind, {*each.stores}, each.tables) for each in files.operators] == expected
+    assert [each.partitions for each in files.operators] == [each.partitions for each in said]
+
+
+def test_a_schema_that_is_damaged_is_corrupt() -> None:
     store = in_memory("aggregate-hdfs")
     store.delete("state/0/_metadata/metadata")
-    with pytest.raises(Refused, match="does not say of which operators its state is") as error:
-        CheckpointFiles(store)
-    assert "4.0" in error.value.hint
+    schema = store.get("state/0/0/_metadata/schema")
+    for data in (b"", schema[:40], schema.replace(b'"fields"', b'"folds"')):
+        store.put("state/0/0/_metadata/schema", data)
+        with pytest.raises(Corruption, match="state/0/0/_metadata/schema of the checkpoint is not as Spark writes it"):
+            CheckpointFiles(store)
 
 
 def test_an_operator_that_nobody_knows_is_refused_by_name() -> None:
