@@ -66,7 +66,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     kafka_properties: dict[str, Any] = {}
     """Client properties of librdkafka. They may hold secrets: never printed."""
     cache: _Text = ""
-    """Folder of the local cache of SSTs."""
+    """Folder of the local cache of SSTs; empty for this user's own, by the environment."""
     cache_max_bytes: _Bytes = 10 << 30
     prefetch: Annotated[bool, Meta(description="true or false")] = True
     """Whether `run` fetches SSTs beside the batches."""
@@ -105,7 +105,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         """The local cache of SSTs that all verbs share."""
         from .store.read.cache import SstCache
 
-        return SstCache(Path(self.cache), self.cache_max_bytes)
+        return SstCache(self._cache_folder, self.cache_max_bytes)
+
+    @property
+    def _cache_folder(self) -> Path:
+        return Path(self.cache or _cache(os.environ))
 
     def kafka(self) -> dict[str, str]:
         """Client properties, always with `bootstrap.servers`. Raises `Usage` when nothing names brokers."""
@@ -134,7 +138,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             store=self.store_root(),
             kafka=self.kafka() if kafka is None else kafka,
             s3=self.s3,
-            cache_folder=Path(self.cache),
+            cache_folder=self._cache_folder,
             cache_bytes=self.cache_max_bytes,
             prefetch=self.prefetch,
             retention=self.retention_of,
@@ -164,14 +168,18 @@ def load(
         for name, value in environ.items()
         if name.startswith(_KAFKA_VARIABLE) and value
     }
-    user_cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slackwater" / "sst"
     return msgspec.structs.replace(
         settings,
         store=store or environ.get("SLACKWATER_STORE") or settings.store,
         brokers=kafka or environ.get("SLACKWATER_KAFKA") or settings.brokers or properties.get("bootstrap.servers"),
         kafka_properties=properties,
-        cache=environ.get("SLACKWATER_CACHE") or settings.cache or str(user_cache),
+        cache=_cache(environ, settings.cache),
     )
+
+
+def _cache(environ: Mapping[str, str], said: str = "") -> str:
+    user_cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slackwater" / "sst"
+    return environ.get("SLACKWATER_CACHE") or said or str(user_cache)
 
 
 def _read(path: Path, environ: Mapping[str, str]) -> Settings:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from slackwater.errors import Usage
 from slackwater.search.watcher import Invariant
-from slackwater.settings import load
+from slackwater.settings import Settings, load
 from slackwater.store.objects.stats import Prices
 
 
@@ -208,3 +208,10 @@ def test_a_rule_of_the_archive_that_makes_no_sense_is_refused(tmp_path: Path, te
     with pytest.raises(Usage) as caught:
         load(environ={}, folder=tmp_path)
     assert words in caught.value.message
+
+
+def test_settings_that_say_no_cache_have_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLACKWATER_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = Settings(store="memory")
+    assert settings.run_options({"bootstrap.servers": "b:1"}).cache_folder == tmp_path / "slackwater" / "sst"
