@@ -107,7 +107,7 @@ def _programs(code: Many) -> dict[str, Path]:
     """By app, the file of the program. Raises `Usage`, and `NotFound` for a file."""
     found = {app: Path(file) for app, file in pairs("--code", code, "APP=FILE", "flights=flights.py").items()}
     for file in found.values():
-        if not file.is_file():
+        if not Path(str(file).partition(":")[0]).is_file():  # of a query of Spark's, FILE:FUNCTION
             raise NotFound("program", str(file), found="there is no such file")
     return found
 

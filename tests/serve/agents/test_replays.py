@@ -15,6 +15,7 @@ from .conftest import agent_at
 HUGE = 5_000_000
 
 
+@pytest.mark.ci  # two Sparks are started for it
 @pytest.mark.kafka
 @pytest.mark.spark
 def test_a_search_goes_on_to_the_record_and_a_batch_is_run_again(
