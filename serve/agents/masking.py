@@ -39,7 +39,7 @@ _OF_OURS = ("Denied", "NotKnown", "TooOften", "TooMuch", "NotYet", "NotFound", "
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class NamedValues:
     """Of the values that somebody was shown hidden: what each name stands for."""
 
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
@@ -52,7 +52,7 @@ class Masking:
     """How values are shown in the answer to one call."""
 
     show: bool
-    names: Names = field(default_factory=Names)
+    names: NamedValues = field(default_factory=NamedValues)
     _used: dict[str, str] = field(default_factory=dict)
     """Values that the call has in the place of their names, by which errors and columns may be called."""
 

@@ -28,7 +28,7 @@ from ..web import refused
 from . import tools  # noqa: F401  declares them
 from .answers import Told, bounded
 from .declared import TOOLS, AgentTool, ToolCall
-from .masking import Masking, Names
+from .masking import Masking, NamedValues
 
 _log = logging.getLogger(__name__)
 _GRANT = "slackwater.grant"
@@ -52,7 +52,7 @@ class AgentServer:
 
     def __init__(self, service: Service, door: Doorkeeper | Grant) -> None:
         self._service, self._door = service, door
-        self._names: dict[str, Names] = {}
+        self._names: dict[str, NamedValues] = {}
         self.server: Server[Any] = Server(
             "slackwater",
             version=__version__,
@@ -93,7 +93,7 @@ class AgentServer:
         grant, began_s = self._grant(context), time.perf_counter()
         host = context.request.client.host if context.request is not None and context.request.client else ""
         found, rows, status = dict[str, Any](), 0, 200
-        names = self._names.setdefault(grant.name, Names())
+        names = self._names.setdefault(grant.name, NamedValues())
         masking, root = Masking("values" in grant.verbs, names), self._service.client.root
         try:
             tool = _tool(asked.name)
