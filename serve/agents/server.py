@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import mcp_types as types
+from cachetools import LRUCache
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -33,6 +34,8 @@ from .masking import Masking, NamedValues
 _log = logging.getLogger(__name__)
 _GRANT = "slackwater.grant"
 _MOST_BODY_BYTES = 1 << 20
+_TOKENS = 100
+"""Of so many it is remembered what they were shown."""
 _INSTRUCTIONS = """\
 slackwater keeps every version of the state of streaming applications. An app has stages; a stage has a table, and \
 each of its commits is a version (`app/stage@v42`) that has read some offsets of its topics. All tools only read.
@@ -52,7 +55,7 @@ class AgentServer:
 
     def __init__(self, service: Service, door: Doorkeeper | Grant) -> None:
         self._service, self._door = service, door
-        self._names: dict[str, NamedValues] = {}
+        self._names: LRUCache[str, NamedValues] = LRUCache(_TOKENS)
         self.server: Server[Any] = Server(
             "slackwater",
             version=__version__,
@@ -122,7 +125,12 @@ class AgentServer:
         def report(done: float, of: float, what: str) -> None:
             task = loop.create_task(context.session.report_progress(done, of or None, what))
             tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            task.add_done_callback(told_or_not)
+
+        def told_or_not(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            if not task.cancelled():
+                task.exception()  # whoever asked may have gone
 
         def progress(done: float, of: float, what: str) -> None:
             loop.call_soon_threadsafe(report, done, of, what)
