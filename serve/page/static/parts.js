@@ -39,6 +39,9 @@ export function Problem({ problem }) {
   return html`<div class="problem" role="alert"><strong>${problem.message}</strong>${problem.hint && html`<span>${problem.hint}</span>`}</div>`;
 }
 
+// Shown after a moment only.
+export const Reading = () => html`<p class="note reading">reading …</p>`;
+
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 
 // A command line for what is shown, and a button that copies it.
