@@ -4,8 +4,8 @@
 
 The browser, headless, and the server share the machine's cores. The first paint is from the navigation, with nothing
 in the browser's cache, until the slider has the app's commits and the stages are drawn; the server has started before,
-and has not been asked about the app. A move of the slider is from the press of a key, by the time of its event, until the
-rows of that commit are in the page and a frame is about to be drawn; no commit is visited twice.
+and has not been asked about the app. A move of the slider is from the press of a key, by the time of its event, until
+the rows of that commit are in the page and a frame is about to be drawn; no commit is visited twice.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WATCH = """() => { window.moved = new Promise(resolve => {
         if (note() === before || document.querySelector('.busy')) return;
         watching.disconnect();
         requestAnimationFrame(() => resolve(performance.now() - began));
-    }).observe(document.getElementById('page'), { subtree: true, childList: true, characterData: true, attributes: true });
+    }).observe(document.body, { subtree: true, childList: true, characterData: true, attributes: true });
 }) }"""
 _PAINTED = """() => document.querySelector('[role=slider]') && document.querySelector('a.node.stage')"""
 _ROWS = """v => {
