@@ -66,6 +66,8 @@ Bad = _text(r"^[^\x00-\x1f]*$", "A moment at which something is; without it, now
 Edge = Annotated[
     Literal["", "first", "last"], Meta(description="Which change is meant, should the search meet several.")
 ]
+KeyOrNone = Annotated[str, Meta(max_length=10_000, description="Only this key, as text; without it, all of the batch.")]
+Deep = Annotated[bool, Meta(description="Read every byte that is stored: slow.")]
 SnapshotName = _text(rf"^({keys.NAME})?$", "What to call it; without it, the time.", "before-deploy")
 Message = Annotated[str, Meta(max_length=4_096, description="Why, for the log of operations.")]
 Format = Annotated[
@@ -90,6 +92,8 @@ class Endpoint:
     """Those that may be given several times."""
     streams: bool
     """Whether it answers with events, until whoever asked goes away."""
+    is_long: bool = False
+    """Whether it may take longer than others."""
 
     @property
     def name(self) -> str:
@@ -131,6 +135,7 @@ def endpoint(
     verb: Verb | None = "read",
     methods: tuple[Literal["GET", "POST"], ...] = ("GET",),
     streams: bool = False,
+    is_long: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a function, whose first parameter is `Call`, as what answers a path."""
 
@@ -138,7 +143,9 @@ def endpoint(
         parameters, asked = parameters_of(function)
         in_path = tuple(each.name for each in parameters if f"{{{each.name}}}" in path)
         lists = frozenset(each.name for each in parameters if _is_list(each.annotation))
-        ENDPOINTS.extend(Endpoint(each, path, verb, function, asked, in_path, lists, streams) for each in methods)
+        ENDPOINTS.extend(
+            Endpoint(each, path, verb, function, asked, in_path, lists, streams, is_long) for each in methods
+        )
         return function
 
     return declared

@@ -109,7 +109,8 @@ class _Route:
 
     async def _given(self, request: Request, asked: Call, found: dict[str, Any]) -> tuple[Response, int]:
         """The answer, and how many rows are in it."""
-        endpoint, limit_s = self._endpoint, self._service.options.request_s
+        endpoint, options = self._endpoint, self._service.options
+        limit_s = options.long_s if endpoint.is_long else options.request_s
         try:
             async with asyncio.timeout(limit_s):
                 if self._is_async:

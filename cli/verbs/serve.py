@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ...errors import NotFound, Refused
+from ...errors import NotFound, Refused, Usage
 from ..options import DRY_RUN, Many, argument, flag, option, pairs, span
 from ..session import Session, group, verb
 
@@ -50,6 +50,8 @@ def serve(
     number of them serve the same store, and find each other there (--advertise). It only reads, unless a token says
     otherwise. With --code, searches go on to the input record, by a replay on a Spark of this machine.
     """
+    if values and not mcp:
+        raise Usage("--values says what agents are shown, and none are served", hint="give --mcp with it")
     _check_installed(mcp=mcp)
     from ...serve.audit import write_to
     from ...serve.server import Listening, ServeInstance
@@ -107,7 +109,7 @@ def _programs(code: Many) -> dict[str, Path]:
     """By app, the file of the program. Raises `Usage`, and `NotFound` for a file."""
     found = {app: Path(file) for app, file in pairs("--code", code, "APP=FILE", "flights=flights.py").items()}
     for file in found.values():
-        if not file.is_file():
+        if not Path(str(file).partition(":")[0]).is_file():  # of a query of Spark's, FILE:FUNCTION
             raise NotFound("program", str(file), found="there is no such file")
     return found
 

@@ -3,17 +3,39 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 from ...client.app import StoredApp
 from ...errors import SlackwaterError
+from ...moments.query.columns import key_of
 from ...moments.take.audit_log import because
+from ...results.programs import replayed
 from ...results.shown import Result, encoded
+from ...results.status import verification
 from ...search.verdict import Evaluation
-from ..declare import AppName, Bad, Condition, Edge, Good, Limit, Message, OfTable, Predicate, SnapshotName, endpoint
+from ..declare import (
+    AppName,
+    Bad,
+    Condition,
+    Deep,
+    Edge,
+    Good,
+    KeyOrNone,
+    Limit,
+    Message,
+    Moment,
+    OfTable,
+    Predicate,
+    SnapshotName,
+    Stage,
+    Version,
+    endpoint,
+)
 from ..errors import problem
 from ..service import Call
-from .finding import find, limited, probe
+from .finding import find, limited, probe, prove, run_again
 from .searching import SearchAsked
 
 _log = logging.getLogger(__name__)
@@ -71,6 +93,30 @@ async def _events(asked: Call, of: StoredApp, wrong: SearchAsked, limit: int) ->
 def _event(name: str, data: object) -> bytes:
     # Rows are encoded a line each, and a line break would end the data.
     return b"event: %s\ndata: %s\n\n" % (name.encode(), encoded(data).replace(b"\n", b""))
+
+
+@endpoint("/apps/{app}/at/{ref}/verify", is_long=True)
+async def verify(asked: Call, app: AppName, ref: Moment, deep: Deep = False) -> Result:
+    """Whether a moment is consistent, complete and undamaged, as far as what is stored proves it."""
+    asked.grant.check_all_tables("a proof")
+    of = await asked.service.in_thread(lambda: asked.app(app))
+    return verification(await prove(asked, of, ref, deep=deep))
+
+
+@endpoint("/apps/{app}/replay", verb="bisect", methods=("POST",), is_long=True)
+async def replay(
+    asked: Call, app: AppName, stage: Stage, version: Version, key: KeyOrNone = "", limit: Limit = 1_000
+) -> object:
+    """A batch, run again with the program that the server has, beside what was committed: `limit` keys that differ."""
+    asked.grant.check_all_tables("a replay")
+    of = await asked.service.in_thread(lambda: asked.app(app))
+    found, notes = await run_again(
+        asked, of, stage, version, lambda declared: tuple(key_of(stage, declared, key)) if key else ()
+    )
+    some = [replace(each, missing=each.missing[:limit], added=each.added[:limit]) for each in found.channels]
+    keys = found.different.head(limit) if found.different is not None else None
+    document: Any = replayed(replace(found, keys=keys, channels=tuple(some)), None, None).data
+    return {**document, "same": found.same, "notes": notes}
 
 
 @endpoint("/apps/{app}/snapshots", verb="snapshot", methods=("POST",))

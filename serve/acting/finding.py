@@ -1,17 +1,23 @@
-"""A search on behalf of a request, down to the record where the server has the program; and how it is told."""
+"""What takes long, on behalf of a request: a search down to the record, a proof, a batch that is run again."""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from threading import Event
+from typing import TYPE_CHECKING, Any
 
 from ...client.app import StoredApp
 from ...errors import TooMuch
+from ...keep.verify.verify import Report
 from ...results import verdict as shown
 from ...search.verdict import Evaluation, Guilty, Verdict
+from ...store.versions.manifest import Table
 from ..service import Call
-from .replays import record_behind
-from .searching import SearchAsked, Searcher
+from .replays import record_behind, replayed
+from .searching import SearchAsked, Searcher, SearchStopped
+
+if TYPE_CHECKING:
+    from ...pipeline.replay.compare import Comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,39 @@ async def find(asked: Call, of: StoredApp, wrong: SearchAsked, on_step: Callable
         raise TooMuch(took, hint="narrow it with good and bad") from None
     finally:
         searcher.stop()
+
+
+async def prove(
+    asked: Call, of: StoredApp, ref: str, *, deep: bool, on_progress: Callable[[str], None] = lambda _line: None
+) -> Report:
+    """What verifying a moment finds; it ends when it is cancelled. Raises `TooOften`, and as `Moment.verify`."""
+    stopped = Event()
+
+    def told(line: str) -> None:
+        if stopped.is_set():
+            raise SearchStopped
+        on_progress(line)
+
+    whole = of.whole_ref(ref) or of.name
+    try:
+        with asked.service.taking_long():
+            return await asked.service.in_thread(lambda: of.verify(whole, deep=deep, on_progress=told))
+    finally:
+        stopped.set()
+
+
+async def run_again(
+    asked: Call, of: StoredApp, stage: str, version: int, key_of: Callable[[Table], tuple[object, ...]]
+) -> "tuple[Comparison, tuple[str, ...]]":
+    """A batch, run again, or only one key of it, and notes. Raises as `replayed`."""
+
+    def understood() -> tuple[object, ...]:
+        declared = of.at(f"v{version}", stage=stage).cut.stages[stage].table
+        return key_of(declared) if declared is not None else ()
+
+    with asked.service.taking_long():
+        only = await asked.service.in_thread(understood)
+        return await replayed(asked.service, of.called, f"{of.name}/{stage}@v{version}", only)
 
 
 def probe(step: Evaluation) -> dict[str, Any]:

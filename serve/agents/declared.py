@@ -43,12 +43,10 @@ KeyText = Annotated[
         'with several columns a JSON array, `["DE", 7]`.',
     ),
 ]
-KeyOrNone = Annotated[str, Meta(max_length=10_000, description="Only this key, as text; without it, all of the batch.")]
 KeyTexts = Annotated[list[KeyText], Meta(min_length=1, max_length=100, description="Keys, each as text.")]
 ColumnNames = Annotated[list[str], Meta(max_length=1_000, description="Only these columns; default all.")]
 Some = Annotated[int, Meta(ge=1, le=500, description="At most so many.")]
 VersionNumber = Annotated[int, Meta(ge=1, le=1 << 53, description="The version, as 42 of `v42`.")]
-Deep = Annotated[bool, Meta(description="Read every byte that is stored: slow.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,9 @@ from ..errors import problem
 _NAME = re.compile(r"#[0-9a-f]{12}")
 _NAMED = re.compile(r".*(#[0-9a-f]{12})")
 """A whole stand-in will do, too."""
-_REMEMBERED = 100_000
-"""Values whose names are understood when they are given back, the newest that were hidden."""
+_REMEMBERED = 50_000
+"""Values whose names are understood when they are given back, the newest that were hidden; of so many bytes at most."""
+_REMEMBERED_BYTES = 1_000
 _MOST_DATA = 1 << 20
 _MOST_TEXT = 2_000
 """Characters of a value that is shown."""
@@ -39,7 +40,7 @@ _OF_OURS = ("Denied", "NotKnown", "TooOften", "TooMuch", "NotYet", "NotFound", "
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class NamedValues:
     """Of the values that somebody was shown hidden: what each name stands for."""
 
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
@@ -52,7 +53,7 @@ class Masking:
     """How values are shown in the answer to one call."""
 
     show: bool
-    names: Names = field(default_factory=Names)
+    names: NamedValues = field(default_factory=NamedValues)
     _used: dict[str, str] = field(default_factory=dict)
     """Values that the call has in the place of their names, by which errors and columns may be called."""
 
@@ -102,12 +103,12 @@ class Masking:
         """The document of an error, of which no part can quote a value that is hidden."""
         found = problem(error, root)
         if self.show or not isinstance(error, SlackwaterError):
-            return found
+            return found | {"message": shortened(str(found["message"]), _MOST_TEXT)}
         sentence = str(found["message"]).partition("\n")[0]
         if found["error"] not in _OF_OURS and not sentence.startswith(_SAFE):
             sentence = self.mask.reason(sentence)
         hint = "" if str(found["hint"]).startswith("query: ") else str(found["hint"])
-        return found | {"message": self.words(sentence), "hint": self.words(hint)}
+        return found | {"message": self.words(shortened(sentence, _MOST_TEXT)), "hint": self.words(hint)}
 
     def words(self, text: str) -> str:
         """Words that may quote the call's own SQL, with names again where it has values for them."""
@@ -116,9 +117,11 @@ class Masking:
         return text
 
     def _name(self, value: object) -> str:
-        name = "#" + blake2b(_canonical(value), digest_size=6, key=self.names.secret).hexdigest()
-        with self.names.lock:
-            self.names.values[name] = value
+        data = _canonical(value)
+        name = "#" + blake2b(data, digest_size=6, key=self.names.secret).hexdigest()
+        if len(data) <= _REMEMBERED_BYTES:
+            with self.names.lock:
+                self.names.values[name] = value
         return name
 
     def _value(self, name: str) -> object:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import mcp_types as types
+from cachetools import LRUCache
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -28,11 +29,13 @@ from ..web import refused
 from . import tools  # noqa: F401  declares them
 from .answers import Told, bounded
 from .declared import TOOLS, AgentTool, ToolCall
-from .masking import Masking, Names
+from .masking import Masking, NamedValues
 
 _log = logging.getLogger(__name__)
 _GRANT = "slackwater.grant"
 _MOST_BODY_BYTES = 1 << 20
+_TOKENS = 100
+"""Of so many it is remembered what they were shown."""
 _INSTRUCTIONS = """\
 slackwater keeps every version of the state of streaming applications. An app has stages; a stage has a table, and \
 each of its commits is a version (`app/stage@v42`) that has read some offsets of its topics. All tools only read.
@@ -52,7 +55,7 @@ class AgentServer:
 
     def __init__(self, service: Service, door: Doorkeeper | Grant) -> None:
         self._service, self._door = service, door
-        self._names: dict[str, Names] = {}
+        self._names: LRUCache[str, NamedValues] = LRUCache(_TOKENS)
         self.server: Server[Any] = Server(
             "slackwater",
             version=__version__,
@@ -93,7 +96,7 @@ class AgentServer:
         grant, began_s = self._grant(context), time.perf_counter()
         host = context.request.client.host if context.request is not None and context.request.client else ""
         found, rows, status = dict[str, Any](), 0, 200
-        names = self._names.setdefault(grant.name, Names())
+        names = self._names.setdefault(grant.name, NamedValues())
         masking, root = Masking("values" in grant.verbs, names), self._service.client.root
         try:
             tool = _tool(asked.name)
@@ -122,7 +125,12 @@ class AgentServer:
         def report(done: float, of: float, what: str) -> None:
             task = loop.create_task(context.session.report_progress(done, of or None, what))
             tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            task.add_done_callback(told_or_not)
+
+        def told_or_not(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            if not task.cancelled():
+                task.exception()  # whoever asked may have gone
 
         def progress(done: float, of: float, what: str) -> None:
             loop.call_soon_threadsafe(report, done, of, what)

@@ -1,26 +1,19 @@
 """The tools, a few lines each: what may be asked is their parameters, and their docstrings are what a model reads."""
 
-import asyncio
-from typing import Any
-
-from ...errors import SlackwaterError
 from ...moments.query.columns import select
 from ...results import rows as shown_rows
 from ...results import values
 from ...search.verdict import Evaluation
 from ...store.archive import index
-from ..acting.finding import find
-from ..acting.replays import replayed
+from ..acting.finding import find, prove, run_again
 from ..acting.searching import SearchAsked
-from ..declare import AppName, Bad, Condition, Edge, Good, Moment, OfTable, Stage, Table, TableOrNone
+from ..declare import AppName, Bad, Condition, Deep, Edge, Good, KeyOrNone, Moment, OfTable, Stage, Table, TableOrNone
 from ..declare import Predicate as Wrong
 from .answers import Document, Told, changes, commit, differing, key_change, time, verdict
 from .countable import countable
 from .declared import (
     AppOrNone,
     ColumnNames,
-    Deep,
-    KeyOrNone,
     KeyText,
     KeyTexts,
     Ref,
@@ -248,14 +241,10 @@ async def replay(
     asked, masking = call.asked, call.masking
     asked.grant.check_all_tables("a replay")
 
-    def understood() -> tuple[str, str, tuple[Any, ...]]:
-        of = asked.app(app)
-        declared = of.at(f"v{version}", stage=stage).cut.stages[stage].table
-        return of.name, of.called, masking.key(stage, declared, key) if key and declared is not None else ()
-
-    with asked.service.taking_long():
-        folder, called, only = await asked.service.in_thread(understood)
-        found, notes = await replayed(asked.service, called, f"{folder}/{stage}@v{version}", only)
+    of = await asked.service.in_thread(lambda: asked.app(app))
+    found, notes = await run_again(
+        asked, of, stage, version, lambda declared: masking.key(stage, declared, key) if key else ()
+    )
 
     def document() -> Told:
         different = found.different
@@ -287,35 +276,12 @@ async def verify(call: ToolCall, app: AppName, ref: Moment = "now", deep: Deep =
     """
     asked = call.asked
     asked.grant.check_all_tables("a proof")
-    stopped = asyncio.Event()
-
-    def on_progress(line: str) -> None:
-        if stopped.is_set():
-            raise SlackwaterError("the proof was stopped")
-        call.progress(0, 0, line)
-
-    def found() -> Told:
-        of = asked.app(app)
-        report = of.verify(of.whole_ref(ref) or "", deep=deep, on_progress=on_progress)
-        wrong = [
-            {"check": each.check, "subject": each.subject, "message": call.masking.mask.reason(each.message)}
-            for each in report.differences
-        ]
-        about = {
-            "ref": report.ref,
-            "consistent": report.consistent,
-            "deep": report.deep,
-            "checks": [
-                {"check": each.check, "checked": each.checked, "differences": each.differences}
-                for each in report.checks
-            ],
-            "differences": wrong,
-            "not_read_again": len(report.not_reread),
-        }
-        return Told(about, "differences", len(wrong))
-
-    try:
-        with asked.service.taking_long():
-            return await call.in_thread(found)
-    finally:
-        stopped.set()
+    of = await asked.service.in_thread(lambda: asked.app(app))
+    report = await prove(asked, of, ref, deep=deep, on_progress=lambda line: call.progress(0, 0, line))
+    wrong = [
+        {"check": each.check, "subject": each.subject, "message": call.masking.mask.reason(each.message)}
+        for each in report.differences
+    ]
+    checks = [{name: getattr(each, name) for name in ("check", "checked", "differences")} for each in report.checks]
+    about = {"ref": report.ref, "consistent": report.consistent, "deep": report.deep, "checks": checks}
+    return Told(about | {"differences": wrong, "not_read_again": len(report.not_reread)}, "differences", len(wrong))

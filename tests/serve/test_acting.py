@@ -156,6 +156,19 @@ def test_a_snapshot_is_asked_for_by_the_tokens_name_and_by_nobody_without_one(
     assert post(open_to_all, "/apps/flights/snapshots", {"name": "x"})[0] == 403
 
 
+def test_a_moment_is_proved(written: FlightsApp, ask: Ask) -> None:
+    found = ask("/apps/flights/at/~3/verify", deep="true").json
+    assert (found["consistent"], found["deep"], found["differences"]) == (True, True, [])
+    assert ask("/apps/flights/at/none-such/verify").status == 404
+
+
+def test_nothing_is_replayed_without_the_program(ask: Ask) -> None:
+    status, found = post(ask, "/apps/flights/replay", {"stage": "carriers", "version": 3})
+    assert (status, found["error"]) == (409, "Refused")
+    assert "--code flights=FILE" in found["hint"]
+    assert post(ask, "/apps/flights/replay", {"stage": "carriers", "version": 999})[0] == 404
+
+
 def test_a_page_of_another_host_has_nothing_done(ask: Ask) -> None:
     for origin in ("http://evil.example", "null", "http://[", "http://localhost.evil.example"):
         assert events(ask, {"where": MANY}, origin=origin)[0][0] == "403"

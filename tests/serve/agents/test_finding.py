@@ -67,12 +67,13 @@ def test_the_record_among_50_000_without_a_program_and_without_seeing_a_value(tm
 @pytest.mark.kafka
 @pytest.mark.spark
 def test_the_record_among_5_000_000(tmp_path: Path, broker: str) -> None:
-    versions, keys, window = 252, 100_000, 20_000
+    versions, keys, window = 170, 100_000, 40_000  # of which some are compactions
     places = side.run("finding", "prepare", broker, tmp_path, versions, keys, window)
     options = ServeOptions(programs={"bench": finding.PROGRAM})
     how = {"with_agents": True}
     at = serving(str(tmp_path / "store"), tmp_path / "cache", HERE, options, broker, **how)
     with at as url, agent_at(url) as agent:
+        assert sum(agent("apps", app="bench")["read_up_to"][finding.TOPIC]) > 5_000_000
         topic, partition, offset = found(agent, "worst", finding.WEEK - 1, "")
         assert f"{topic}[{partition}]@{offset}" in places[0]["addresses"]
         assert len(agent.answers) <= MOST_CALLS

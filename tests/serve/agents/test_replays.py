@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import urllib3
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.serve.service import ServeOptions
 
@@ -15,6 +16,7 @@ from .conftest import agent_at
 HUGE = 5_000_000
 
 
+@pytest.mark.ci  # two Sparks are started for it
 @pytest.mark.kafka
 @pytest.mark.spark
 def test_a_search_goes_on_to_the_record_and_a_batch_is_run_again(
@@ -38,4 +40,7 @@ def test_a_search_goes_on_to_the_record_and_a_batch_is_run_again(
         again = agent("replay", app=ledger.app, stage=first_bad["stage"], version=first_bad["version"])
         assert again["same"], again
         assert again["keys_that_differ"] == 0
+        sent = {"stage": first_bad["stage"], "version": first_bad["version"], "key": "quokka"}
+        one = urllib3.request("POST", f"{url}/apps/{ledger.app}/replay", json=sent, timeout=200, retries=False).json()
+        assert (one["same"], one["keys_replayed"], one["different"]) == (True, 1, [])
         assert [each for each in agent.answers if "quokka" in each or str(HUGE) in each] == []

@@ -117,6 +117,20 @@ def test_equal_values_have_one_name_which_stands_for_them(blind: Agent) -> None:
     assert [each for each in HIDDEN if any(each in one for one in blind.answers)] == []
 
 
+def test_progress_is_told_to_who_wants_it(masked: Agent, written: FlightsApp) -> None:
+    told: list[str] = []
+
+    async def on_progress(_done: float, _of: float | None, what: str | None) -> None:
+        told.append(what or "")
+
+    async def searched() -> None:
+        arguments = {"app": APP, "where": "SELECT carrier FROM carriers WHERE flights >= 9"}
+        await masked.session.call_tool("bisect", arguments, progress_callback=on_progress)
+
+    masked.portal.call(searched)
+    assert f"flights/carriers@v{written.heads['carriers'].version}: bad" in told
+
+
 def test_a_name_that_was_never_given_stands_for_nothing(blind: Agent) -> None:
     for tool, how in (
         ("get", {"table": "carriers", "keys": ["#0123456789ab"]}),
