@@ -24,8 +24,8 @@ from .columns import visible_schema
 FIRST = -(1 << 63)
 """The lowest hash."""
 _LAST = (1 << 63) - 1
-_AHEAD = 16
-"""More rows than are asked for that a span should hold, as none holds just the number expected."""
+_AHEAD = 2
+"""A span should hold so many times the rows asked for: some are of the same key, and it ends amidst pages anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _spans(cut: Cut, table: str, limit: int, start: int) -> Iterator[tuple[int, 
     manifest = cut.tables[table]
     assert manifest.table is not None  # noqa: S101
     partitions = manifest.table.partitions
-    wanted = limit + _AHEAD
+    wanted = limit * _AHEAD
     for partition in range(of_hash(start, partitions), partitions):
         low, high = bounds(partition, partitions)
         low = max(low, start)

@@ -90,7 +90,7 @@ def test_every_picture_is_shown_and_loads_nothing() -> None:
     pictures = set((ROOT / "docs" / "images").iterdir())
     assert pictures
     assert pictures <= shown
-    for picture in pictures:
+    for picture in (each for each in pictures if each.suffix != ".png"):
         assert not re.findall(r"url\(.?http|href=|@import|<script", picture.read_text(encoding="utf-8"))
 
 

@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { ask, events, path, query } from "./ask.js";
 import { address, before, go, moment } from "./route.js";
-import { Problem, Time, useAsked } from "./parts.js";
+import { Problem, Reading, Time, useAsked } from "./parts.js";
 import { Timeline } from "./timeline.js";
 import { Bisect } from "./views/bisect.js";
 import { Key } from "./views/key.js";
@@ -105,7 +105,7 @@ export function App({ route, me, keys, token, say }) {
       return html`<li><a href=${address({ ...route, view: name, names: name === "rows" ? route.names.slice(0, 1) : [], key: "", where: "" })} aria-current=${current ? "page" : undefined}>${label}</a></li>`;
     })}</ul></nav>
     <${Problem} problem=${here.problem} />
-    <div class="view" id="view" tabindex="-1"><${View} key=${view} ...${shared} /></div>
+    <div class="view" id="view" tabindex="-1"><${View} key=${view} ...${shared} />${here.isBusy && !here.data && html`<${Reading} />`}</div>
   </main>`;
 }
 

@@ -18,14 +18,12 @@ export function useAsked(address, tick = 0) {
     const control = new AbortController();
     const soon = performance.now() - last.current < SETTLED_MS;
     last.current = performance.now();
-    const timer = setTimeout(
-      () =>
-        ask(address, { signal: control.signal }).then(
-          (data) => control.signal.aborted || set({ data, problem: null, of: address }),
-          (problem) => problem.name === "AbortError" || set((before) => ({ ...before, problem, of: address })),
-        ),
-      soon ? 40 : 0,
-    );
+    const begin = () =>
+      ask(address, { signal: control.signal }).then(
+        (data) => control.signal.aborted || set({ data, problem: null, of: address }),
+        (problem) => problem.name === "AbortError" || set((before) => ({ ...before, problem, of: address })),
+      );
+    const timer = soon ? setTimeout(begin, 40) : void begin();
     return () => {
       clearTimeout(timer);
       control.abort();
@@ -38,6 +36,9 @@ export function Problem({ problem }) {
   if (!problem || problem.status === 401) return null;
   return html`<div class="problem" role="alert"><strong>${problem.message}</strong>${problem.hint && html`<span>${problem.hint}</span>`}</div>`;
 }
+
+// Shown after a moment only.
+export const Reading = () => html`<p class="note reading">reading …</p>`;
 
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 

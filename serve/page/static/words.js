@@ -42,8 +42,16 @@ export function value(given) {
   return String(given);
 }
 
-// As much of it as a cell has room for.
-export const shortened = (text, most = 300) => (text.length > most ? `${text.slice(0, most)}… (${count(text.length)} characters)` : text);
+// What would turn a text's direction, end its line, or not be seen at all is written out, as the command line does; so no
+// value passes itself off as another. What joins the parts of an emoji stays.
+const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}]/gu;
+const SHORT = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
+const units = (found) => SHORT[found] ?? [...Array(found.length).keys()].map((at) => `\\u${found.charCodeAt(at).toString(16).padStart(4, "0")}`).join("");
+const joins = (found, at, text) => /[\u200d\ufe0e\ufe0f]/u.test(found) && /[\p{Extended_Pictographic}\p{Emoji_Modifier}\ufe0f]$/u.test(text.slice(0, at));
+export const printable = (text) => text.replace(HIDDEN, (found, at) => (joins(found, at, text) ? found : units(found)));
+
+// As much of a value as a cell has room for, to be seen.
+export const shortened = (text, most = 300) => printable(text.length > most ? `${text.slice(0, most)}… (${count(text.length)} characters)` : text);
 
 export const isNumber = (type) => /^(u?int|float|double|half|decimal)/.test(type);
 
@@ -76,7 +84,13 @@ export function textOf(hex) {
 }
 
 // A word as a shell takes it.
-export const quoted = (word) => (/^[\w@%+=:,./~-]+$/.test(word) ? word : `'${String(word).replaceAll("'", `'\\''`)}'`);
+export function quoted(word) {
+  const text = String(word);
+  if (/^[\w@%+=:,./~-]+$/.test(text)) return text;
+  const shown = printable(text);
+  if (shown === text) return `'${text.replaceAll("'", `'\\''`)}'`;
+  return `$'${printable(text.replaceAll("\\", "\\\\").replaceAll("'", "\\'"))}'`;
+}
 export const identifier = (name) => (/^[a-z_][a-z0-9_]*$/.test(name) ? name : `"${name.replaceAll('"', '""')}"`);
 
 // A moment as the command line names it.

@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { events, path } from "../ask.js";
 import { Command, Empty, Problem, Time } from "../parts.js";
 import { address, go, versionOf } from "../route.js";
-import { command, count, offsets, plural, ref, textOf, value } from "../words.js";
+import { command, count, offsets, plural, printable, ref, shortened, textOf, value } from "../words.js";
 
 const MOST_KEYS = 20;
 
@@ -85,12 +85,12 @@ function Found({ answer, route, where }) {
     <${Record} record=${answer.record} route=${route} where=${where} />
     ${answer.keys.length > 0 && html`<h3>${plural(answer.keys.length, "key")} turned bad</h3>
       <div class="scroll" tabindex="0" role="region" aria-label="Keys that turned bad"><table class="grid"><thead><tr>${names.map((name) => html`<th scope="col">${name}</th>`)}<th scope="col">before</th><th scope="col">after</th></tr></thead>
-      <tbody>${answer.keys.slice(0, MOST_KEYS).map((each) => html`<tr>${names.map((name) => html`<td><a href=${address({ ...route, view: "key", names: [answer.stage, names.length > 1 ? JSON.stringify(Object.values(each.key)) : value(each.key[name])], at })}>${value(each.key[name])}</a></td>`)}<td>${sideOf(each.before)}</td><td>${sideOf(each.after)}</td></tr>`)}</tbody></table></div>`}
+      <tbody>${answer.keys.slice(0, MOST_KEYS).map((each) => html`<tr>${names.map((name) => html`<td><a href=${address({ ...route, view: "key", names: [answer.stage, names.length > 1 ? JSON.stringify(Object.values(each.key)) : value(each.key[name])], at })}>${shortened(value(each.key[name]))}</a></td>`)}<td>${sideOf(each.before)}</td><td>${sideOf(each.after)}</td></tr>`)}</tbody></table></div>`}
     ${answer.keys.length > MOST_KEYS && html`<p class="note">and ${count(answer.keys.length - MOST_KEYS)} more</p>`}
   </section>`;
 }
 
-const sideOf = (row) => (row ? Object.entries(row).map(([name, of]) => html`<span class="pair"><span class="note">${name}</span> ${value(of)}</span>`) : html`<span class="note">no row</span>`);
+const sideOf = (row) => (row ? Object.entries(row).map(([name, of]) => html`<span class="pair"><span class="note">${printable(name)}</span> ${shortened(value(of))}</span>`) : html`<span class="note">no row</span>`);
 
 // The record and its way; where the server has no program to run again, how to have it.
 function Record({ record, route, where }) {
@@ -101,6 +101,6 @@ function Record({ record, route, where }) {
   const parts = [["key", record.key], ...record.headers.map((each) => [`header ${each.name}`, each.value]), ["value", record.value]];
   return html`<h3>the record <code>${record.address}</code></h3>
     <dl class="lineage"><div><dt>sent</dt><dd><${Time} ms=${record.time_ms} /></dd></div>
-      ${parts.map(([name, of]) => html`<div><dt>${name}</dt><dd>${textOf(of)}</dd></div>`)}</dl>
+      ${parts.map(([name, of]) => html`<div><dt>${name}</dt><dd>${shortened(textOf(of), 2000)}</dd></div>`)}</dl>
     ${record.hops.length > 0 && html`<h3>its way</h3><ol class="hops">${record.hops.map((hop) => html`<li><a href=${address({ ...route, view: "rows", names: [], at: versionOf(hop.stage, hop.version) })}>${hop.stage} v${hop.version}</a> turned bad with <code>${hop.record}</code>, one of ${plural(hop.records, "record")}</li>`)}</ol>`}`;
 }

@@ -2,9 +2,9 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
 import { path, query } from "../ask.js";
-import { Command, Empty, Problem, Time, useAsked } from "../parts.js";
+import { Command, Empty, Problem, Reading, Time, useAsked } from "../parts.js";
 import { address, go, versionOf } from "../route.js";
-import { command, offsets, plural, tick, value } from "../words.js";
+import { command, offsets, plural, printable, shortened, tick, value } from "../words.js";
 
 const LIMIT = 500;
 const HEIGHT = 220;
@@ -14,11 +14,12 @@ export function Key({ route, live, here }) {
   const [table, key = ""] = route.names;
   const asked = useAsked(table ? query(path("apps", route.app, "tables", table, "history"), { key, limit: LIMIT }) : "", live);
   const changes = asked.data?.changes ?? [];
-  return html`<div class="tools"><h2>${table} <span class="keyname">${key}</span></h2>
+  return html`<div class="tools"><h2>${table} <span class="keyname">${shortened(key)}</span></h2>
       <a href=${address({ ...route, view: "rows", names: [table], key: "" })}>all rows</a>
       <a href=${address({ ...route, view: "rows", names: [table], key })}>its row at this moment</a>
       <a href=${address({ ...route, view: "bisect", where: suggested(asked.data, table) })}>bisect</a></div>
     <${Problem} problem=${asked.problem} />
+    ${asked.isBusy && !asked.data && html`<${Reading} />`}
     ${asked.data && !changes.length && html`<${Empty}>No version that is left has a row of this key.<//>`}
     ${changes.length > 0 && html`
       <${Plot} changes=${changes} route=${route} />
@@ -112,7 +113,7 @@ function Plot({ changes, route }) {
   if (!names.length) return null;
   return html`<figure class="plot">
     <div ref=${box} role="img" aria-label=${`${shown.join(", ")} over time; the table below has each change`}></div>
-    <figcaption>${names.map((name, number) => html`<label><input type="checkbox" checked=${!hidden.has(name)} onChange=${() => toggle(name)} /><span class="ink" style=${{ background: `var(${INKS[number % INKS.length]})` }}></span>${name}${oldest[at] && !hidden.has(name) ? html` <strong>${value(oldest[at].after?.[name])}</strong>` : ""}</label>`)}${oldest[at] && html`<span class="note">v${oldest[at].version}, <${Time} ms=${oldest[at].time_ms} /></span>`}</figcaption>
+    <figcaption>${names.map((name, number) => html`<label><input type="checkbox" checked=${!hidden.has(name)} onChange=${() => toggle(name)} /><span class="ink" style=${{ background: `var(${INKS[number % INKS.length]})` }}></span>${printable(name)}${oldest[at] && !hidden.has(name) ? html` <strong>${value(oldest[at].after?.[name])}</strong>` : ""}</label>`)}${oldest[at] && html`<span class="note">v${oldest[at].version}, <${Time} ms=${oldest[at].time_ms} /></span>`}</figcaption>
   </figure>`;
 }
 
@@ -126,7 +127,7 @@ function Changes({ changes, route }) {
 function Change({ change, route }) {
   const { stage, version, before, after } = change;
   const names = Object.keys(after ?? before ?? {}).filter((name) => !before || !after || value(before[name]) !== value(after[name]));
-  const side = (row) => (row ? names.map((name) => html`<span class="pair"><span class="note">${name}</span> ${value(row[name])}</span>`) : html`<span class="note">no row</span>`);
+  const side = (row) => (row ? names.map((name) => html`<span class="pair"><span class="note">${printable(name)}</span> ${shortened(value(row[name]))}</span>`) : html`<span class="note">no row</span>`);
   const what = change.expired ? "expired" : change.inherited ? `${change.change}, ${change.inherited}` : change.change;
   const to = { ...route, view: "rows", names: [route.names[0]], at: versionOf(stage, version), against: version > 1 ? versionOf(stage, version - 1) : "" };
   return html`<tr>

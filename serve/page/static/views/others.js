@@ -4,7 +4,7 @@ import { html } from "../vendor/preact-htm.js";
 import { path, query } from "../ask.js";
 import { Command, Grid, Problem, Time, useAsked } from "../parts.js";
 import { address, versionOf } from "../route.js";
-import { command, count, plural, size, textOf } from "../words.js";
+import { command, count, plural, shortened, size, textOf } from "../words.js";
 import { Behind } from "./key.js";
 
 export function Left({ route, live, here }) {
@@ -15,7 +15,7 @@ export function Left({ route, live, here }) {
     <${Problem} problem=${asked.problem} />
     ${asked.data && html`<p class="note">${Object.entries(asked.data.total).map(([stage, total]) => `${stage}: ${count(asked.data.waiting[stage])} waiting of ${count(total)}`).join("; ") || "no stage rejected a record"}</p>
     <${Grid} label="Rejected records" empty="Nothing was rejected." columns=${[["stage"], ["record"], ["rejected"], ["error"], ["value"], ["attempts", "right"], ["now"]]}
-      rows=${records.map((each) => [each.stage, each.address, html`<${Time} ms=${each.rejected_ms} />`, `${each.error}: ${each.message.split("\n")[0]}`, html`<code>${textOf(each.value)}</code>`, count(each.attempts), each.retried == null ? "waits" : `retried by v${each.retried}`])} />`}
+      rows=${records.map((each) => [each.stage, each.address, html`<${Time} ms=${each.rejected_ms} />`, shortened(`${each.error}: ${each.message.split("\n")[0]}`), html`<code>${shortened(textOf(each.value))}</code>`, count(each.attempts), each.retried == null ? "waits" : `retried by v${each.retried}`])} />`}
     <h2>Late records</h2>
     <${Grid} label="Late records" empty="None came too late for its window, or too far ahead of the clock." columns=${[["stage"], ["late", "right"], ["too far ahead", "right"], ["watermark"]]}
       rows=${late.map((stage) => [stage.stage, count(stage.late), count(stage.ahead), html`<${Time} ms=${stage.watermark_ms} />`])} />

@@ -3,8 +3,8 @@
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { ask, path, query } from "../ask.js";
 import { address, go, moment } from "../route.js";
-import { Command, Empty, Problem, useAsked } from "../parts.js";
-import { command, count, identifier, isNumber, keyText, plural, ref, shortened, value } from "../words.js";
+import { Command, Empty, Problem, Reading, useAsked } from "../parts.js";
+import { command, count, identifier, isNumber, keyText, plural, printable, ref, shortened, value } from "../words.js";
 
 const LIMIT = 100;
 
@@ -52,6 +52,7 @@ function Paged({ route, at, table, live, isNow, than }) {
     ? command("diff", ref(route.app, route.against), ref(route.app, route.at), "--table", table)
     : command("query", ref(route.app, route.at), `FROM ${identifier(table)} LIMIT ${LIMIT}`);
   return html`<${Problem} problem=${asked.problem} />
+    ${!found && asked.isBusy && html`<${Reading} />`}
     ${found && html`<p class="note" aria-live="off">${table} v${found.version}${starts.length > 1 ? `, page ${starts.length}` : ""}: ${plural(found.rows.length, "row")} of at most ${count(found.keys_at_most)}, as they are stored${route.against && than ? `; ${changed ? plural(changed, "differs", "differ") : "none differs"} here` : ""}</p>
       <${Table} label=${`Rows of ${table}`} found=${found} route=${route} table=${table} isBusy=${asked.isBusy} />
       <div class="pages">
@@ -82,7 +83,7 @@ function Queried({ route, at, table, live, isNow }) {
   const keys = new Set(about.data?.tables.find((each) => each.table === table)?.columns.filter((each) => each.key).map((each) => each.name));
   const columns = asked.data?.columns.map((each) => ({ ...each, key: keys.has(each.name) }));
   return html`<${Problem} problem=${asked.problem} />
-    ${asked.isBusy && !asked.data && html`<p class="note">asking …</p>`}
+    ${asked.isBusy && !asked.data && html`<${Reading} />`}
     ${asked.data && html`<p class="note">${plural(asked.data.rows.length, "row")}${asked.data.cut_off ? ", and there are more" : ""}</p>
       <${Table} label=${`Rows of ${table}`} found=${{ columns, rows: asked.data.rows }} route=${route} table=${table} isBusy=${asked.isBusy} />`}
     <${Command} line=${command("query", ref(route.app, route.at), sql)} />`;
@@ -119,7 +120,7 @@ export function Table({ label, found, route, table, isBusy = false }) {
   if (!rows.length) return html`<${Empty}>There is no row here.<//>`;
   return html`<div class=${`scroll ${isBusy ? "busy" : ""}`} tabindex="0" role="region" aria-label=${label}>
     <table class="grid rows">
-      <thead><tr>${changes.length > 0 && html`<th scope="col"><span class="unseen">change</span></th>`}${columns.map((each) => html`<th scope="col" class=${isNumber(each.type) ? "right" : ""} title=${each.type}>${each.name}${each.key && html`<span class="keymark" title="key"> key</span>`}</th>`)}</tr></thead>
+      <thead><tr>${changes.length > 0 && html`<th scope="col"><span class="unseen">change</span></th>`}${columns.map((each) => html`<th scope="col" class=${isNumber(each.type) ? "right" : ""} title=${each.type}>${printable(each.name)}${each.key && html`<span class="keymark" title="key"> key</span>`}</th>`)}</tr></thead>
       <tbody>${rows.map((row, at) => html`<${Row} columns=${columns} row=${row ?? before[at]} change=${changes[at]} was=${row ? before[at] : null} withChange=${changes.length > 0} route=${route} table=${table} />`)}</tbody>
     </table>
   </div>`;
