@@ -56,7 +56,7 @@ KEYS, QUICK_KEYS = 10_000_000, 1_000_000
 RATE = 1_000
 WIDE_RATE = 10
 TRIES = 10_000
-COLD_TABLES = 30
+COLD_TABLES = 20
 COLD_KEYS = (200_000, 1_000_000)
 """SSTs that are fetched whole, and such of which pages are read."""
 MS = 1_000
