@@ -135,7 +135,7 @@ def rows_of_open(
     keys: pa.Table,
     clock_ms: int | None = None,
 ) -> list[dict[str, object] | None]:
-    """The value columns of each key as `OpenRows` gives them, of SSTs that are all opened; None where there is no row."""
+    """The value columns of each key as `OpenRows` gives them, all SSTs being open; None where there is no row."""
     opened = OpenRows(table, range(table.partitions), [(sst, cache.open(store, sst, table)) for sst in ssts])
     names = [column.name for column in table.values]
     each = zip(hashes.tolist(), python_rows(normalise_keys(keys, keys.schema.names)), strict=True)
