@@ -65,6 +65,7 @@ def far_away(endpoint: str, delay_s: float) -> Iterator[FarAway]:
             for each in tasks:
                 each.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0)
 
         asyncio.run_coroutine_threadsafe(end(), loop).result()
         loop.call_soon_threadsafe(loop.stop)

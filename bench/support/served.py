@@ -31,6 +31,7 @@ WIDE_TABLE = Table(
     (Column("leg", "string"),), tuple(Column(f"c{at}", "int64") for at in range(WIDE_COLUMNS)), partitions=4
 )
 TOPIC = "orders"
+NICE = ("nice", "-n", "19")
 
 
 def make(store: ObjectStore, cache: SstCache, keys: int) -> None:
@@ -67,12 +68,13 @@ def names(numbers: np.ndarray) -> list[str]:
 
 @contextmanager
 def serving(
-    store: str, cache: Path, *words: str, is_one_of_several: bool = False
+    store: str, cache: Path, *words: str, is_one_of_several: bool = False, gives_way: bool = False
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """An instance of `slackwater serve`: its address and its process."""
+    """An instance of `slackwater serve`: its address and its process; one that gives way to others of the machine."""
     port = free_port()
     words = (*words, *(["--advertise", f"http://127.0.0.1:{port}"] if is_one_of_several else []))
     command = [sys.executable, "-m", "slackwater.cli.main", "serve", "--store", store, "--port", str(port), *words]
+    command = [*(NICE if gives_way else ()), *command]
     process = subprocess.Popen(command, env={**os.environ, "SLACKWATER_CACHE": str(cache)})
     url = f"http://127.0.0.1:{port}"
     try:
@@ -91,7 +93,12 @@ def targets(folder: Path, urls: Sequence[str], paths: Sequence[str]) -> Path:
 
 
 def attack(
-    targets: Path, rate: int, seconds: float, process: subprocess.Popen[bytes] | None = None
+    targets: Path,
+    rate: int,
+    seconds: float,
+    process: subprocess.Popen[bytes] | None = None,
+    *,
+    gives_way: bool = False,
 ) -> dict[str, float]:
     """Ask at a rate by vegeta: milliseconds at quantiles, and the part that was answered with 200.
 
@@ -101,7 +108,8 @@ def attack(
     words = ["-targets", str(targets), "-rate", str(rate), "-duration", f"{seconds}s", "-timeout", "5s"]
     words += ["-workers", "16", "-max-workers", "256"]
     before_s = processor_s(process)
-    done = subprocess.run(["vegeta", "attack", *words], capture_output=True, check=True)
+    command = [*(NICE if gives_way else ()), "vegeta", "attack", *words]
+    done = subprocess.run(command, capture_output=True, check=True)
     took_s = processor_s(process) - before_s
     report = subprocess.run(["vegeta", "report", "-type=json"], input=done.stdout, capture_output=True, check=True)
     found = json.loads(report.stdout)

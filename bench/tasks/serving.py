@@ -56,7 +56,7 @@ KEYS, QUICK_KEYS = 10_000_000, 1_000_000
 RATE = 1_000
 WIDE_RATE = 10
 TRIES = 10_000
-COLD_TABLES = 30
+COLD_TABLES = 20
 COLD_KEYS = (200_000, 1_000_000)
 """SSTs that are fetched whole, and such of which pages are read."""
 MS = 1_000
@@ -249,7 +249,7 @@ def _ask_cold(
     server.app(APP)
     for number in range(tables):
         (key,) = names(random.integers(keys, size=1))
-        _until_quiet(process)  # what is fetched beside an answer is there
+        _until_quiet(process, proxy)  # what is fetched beside an answer is there
         seen, before_s, began_s = len(proxy.seen), processor_s(process), time.perf_counter()
         server.http.json(("apps", APP, "at", "now", "tables", f"legs{number}"), key=key)
         took.append(time.perf_counter() - began_s)
@@ -258,13 +258,12 @@ def _ask_cold(
     return took, requests, cpu_s
 
 
-def _until_quiet(process: subprocess.Popen[bytes]) -> None:
-    """Wait until the server does little for a while."""
-    while True:
-        before_s = processor_s(process)
-        time.sleep(0.5)
-        if processor_s(process) - before_s < 0.25:
-            return
+def _until_quiet(process: subprocess.Popen[bytes], proxy: FarAway) -> None:
+    """Wait until the server asks for nothing, and does little, for a while."""
+    before, now = (-1, 0.0), (len(proxy.seen), processor_s(process))
+    while before[0] != now[0] or now[1] - before[1] > 0.05:
+        time.sleep(0.7)
+        before, now = now, (len(proxy.seen), processor_s(process))
 
 
 if __name__ == "__main__":

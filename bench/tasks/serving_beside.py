@@ -2,6 +2,8 @@
 
 The job has a batch a second. For some seconds in turn its table is asked by vegeta, and the server stands still
 (SIGSTOP), so that both are seen of one and the same job: what is compared is the median batch of neighbouring turns.
+The server gives way to the job (`nice`), as the documentation says of one on a job's machine, and so does the load,
+which would come from elsewhere.
 
 `python -m bench.tasks.serving_beside BOOTSTRAP TOPIC FOLDER TURNS` runs the job in a fresh process and prints JSON:
 the seconds of the batches of each turn, those without requests first; and what requests were answered.
@@ -71,14 +73,14 @@ def _run(bootstrap: str, topic: str, folder: Path, turns: int) -> dict[str, Any]
         enough.wait()
         numbers = np.random.default_rng(3).integers(events.KEYS, size=RATE * 30)
         asked = [f"/apps/bench/at/now/tables/legs?key={name.decode()}" for name in events.names(numbers).to_pylist()]
-        with served.serving(store, cache) as (url, process):
+        with served.serving(store, cache, gives_way=True) as (url, process):
             targets = served.targets(folder, [url], asked)
-            served.attack(targets, RATE, 3)
+            served.attack(targets, RATE, 3, gives_way=True)
             for turn in range(turns):
                 began_s = time.time()
                 if turn % 2:
                     process.send_signal(signal.SIGCONT)
-                    load.update(served.attack(targets, RATE, TURN_S, process))
+                    load.update(served.attack(targets, RATE, TURN_S, process, gives_way=True))
                 else:
                     process.send_signal(signal.SIGSTOP)
                     time.sleep(TURN_S)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from ...client.moment import Moment
@@ -64,6 +65,7 @@ class FreshMoment:
     is_newest: bool = False
     _known: dict[tuple[str, ...], Any] = field(default_factory=dict)
     _tables: dict[str, TableAnswers] = field(default_factory=dict)
+    _making: Lock = field(default_factory=Lock)
 
     def known(self, table: str) -> TableAnswers | None:
         """What is known of a table of the moment; None where it has to be made (`about`)."""
@@ -72,20 +74,22 @@ class FreshMoment:
         return found if found is not None and found.cut is self.moment.cut else None
 
     def about(self, table: str) -> TableAnswers:
-        """What answers about a table's rows have in common. May ask the store, once."""
-        if (known := self.known(table)) is not None:
-            return known
+        """What answers about a table's rows have in common. May ask the store, once, and wait for who does."""
+        with self._making:
+            found = self.known(table)
+            if found is None:
+                found = self._tables[table] = self._made(table)
+            return found
+
+    def _made(self, table: str) -> TableAnswers:
         cut = self.moment.cut
         manifest = cut.tables[table]
         declared = manifest.table
         assert declared is not None  # noqa: S101  `Cut.tables` are versions with one
         fresh, schema = self.freshness(table), visible_schema(declared)
         begin = encoded(fresh)[:-1] + b',"rows":['
-        made = TableAnswers(
-            cut, table, manifest, declared, self.is_newest, fresh, begin, tuple(schema.names), row_as_json(schema)
-        )
-        self._tables[table] = made
-        return made
+        names, encode = tuple(schema.names), row_as_json(schema)
+        return TableAnswers(cut, table, manifest, declared, self.is_newest, fresh, begin, names, encode)
 
     def open(self, table: str, partitions: Sequence[int], most_bytes: int | None = None) -> None:
         """Fetch and open all SSTs of some state partitions, if that can be. Raises as `Moment.opened`."""

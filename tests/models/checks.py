@@ -18,8 +18,7 @@ from tests.models.states import Shown
 from tests.models.tables import same_form
 from tests.models.writers import STAGE
 from tests.support.collecting import HOUR_MS, AgingStore, fresh, keys_of
-from tests.support.opened import rows_of
-from tests.support.state_rows import Hashes, Key, columns
+from tests.support.state_rows import Hashes, Key, columns, rows_of_open
 
 
 def check_reads(
@@ -47,7 +46,7 @@ def check_reads(
     values, present = multi_get(store, None, manifest.ssts, table, hashed, asked_for, clock_ms=clock_ms)
     assert present.tolist() == there.tolist()
     assert values == found
-    opened = rows_of(store, cache, manifest.ssts, table, hashed, asked_for, clock_ms)
+    opened = rows_of_open(store, cache, manifest.ssts, table, hashed, asked_for, clock_ms)
     assert [row and tuple(row.values()) for row in opened] == [shown.get(form) for form in forms]
     register(con, "t", store, cache, manifest, clock_ms=clock_ms)
     rows = (tuple(row.values()) for row in con.sql("FROM t").to_arrow_table().to_pylist())

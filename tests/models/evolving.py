@@ -20,8 +20,7 @@ from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.types import sst_schema
 from slackwater.store.versions.manifest import Column, Manifest, Table, Ttl
 
-from tests.support.opened import rows_of
-from tests.support.state_rows import AS_ALWAYS, columns, manifest_of, write_version
+from tests.support.state_rows import AS_ALWAYS, columns, manifest_of, rows_of_open, write_version
 
 KEYS = range(12)
 STEPS = {
@@ -187,7 +186,7 @@ class Evolving:
         cold, present = multi_get(self.store, None, manifest.ssts, table, hashes, keys, clock_ms=0)
         assert self.as_found(cold, present) == expected
         assert values.schema == cold.schema
-        assert rows_of(self.store, self.cache, manifest.ssts, table, hashes, keys, 0) == expected
+        assert rows_of_open(self.store, self.cache, manifest.ssts, table, hashes, keys, 0) == expected
         duckdb_view.register(con, "t", self.store, self.cache, manifest)
         found = con.sql("FROM t ORDER BY k").to_arrow_table()
         assert found.schema.names == ["k", *names]

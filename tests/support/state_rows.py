@@ -11,8 +11,10 @@ import pyarrow as pa
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
+from slackwater.store.read.open_rows import OpenRows
 from slackwater.store.sst import expiry, writer
-from slackwater.store.sst.hashing import hash_keys, partition_of
+from slackwater.store.sst.arrow_types import python_rows
+from slackwater.store.sst.hashing import hash_keys, normalise_keys, partition_of
 from slackwater.store.sst.types import arrow_schema
 from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
 
@@ -122,3 +124,19 @@ def manifest_of(table: Table, ssts: Sequence[Sst], version: int = 1, clock_ms: i
         clock_ms=clock_ms,
         ssts=tuple(ssts),
     )
+
+
+def rows_of_open(
+    store: ObjectStore,
+    cache: SstCache,
+    ssts: Sequence[Sst],
+    table: Table,
+    hashes: npt.NDArray[np.int64],
+    keys: pa.Table,
+    clock_ms: int | None = None,
+) -> list[dict[str, object] | None]:
+    """The value columns of each key as `OpenRows` gives them, all SSTs being open; None where there is no row."""
+    opened = OpenRows(table, range(table.partitions), [(sst, cache.open(store, sst, table)) for sst in ssts])
+    names = [column.name for column in table.values]
+    each = zip(hashes.tolist(), python_rows(normalise_keys(keys, keys.schema.names)), strict=True)
+    return [opened.row(hashed, tuple(key.values()), names, clock_ms) for hashed, key in each]

@@ -18,8 +18,7 @@ from slackwater.store.versions.manifest import Column, Sst, Table, Ttl
 
 from tests.models.profiles import scaled
 from tests.models.tables import TABLES, VALUES, same_form
-from tests.support.opened import rows_of
-from tests.support.state_rows import Hashes, Key, Values, columns, write_version
+from tests.support.state_rows import Hashes, Key, Values, columns, rows_of_open, write_version
 
 MORE = (*VALUES, Column("on", "date32[day]"), Column("z", "float"), Column("o", "struct<a: int32, b: list<string>>"))
 
@@ -76,7 +75,7 @@ def test_rows_of_what_is_open_equal_those_of_any_look_up(
         for clock_ms in (0, 1_600, 2_000) if expires else (None,):
             found, there = multi_get(store, cache, ssts, table, hashed, asked_for, clock_ms=clock_ms)
             expected = [row if is_there else None for row, is_there in zip(python_rows(found), there, strict=True)]
-            opened = rows_of(store, cache, ssts, table, hashed, asked_for, clock_ms)
+            opened = rows_of_open(store, cache, ssts, table, hashed, asked_for, clock_ms)
             assert as_text(opened) == as_text(expected)
     cache.close()
 
