@@ -33,6 +33,7 @@ from ..spark.places import Places
 from ..spark.session import running_session, spark_session, warm_up
 from ..telemetry.lineage import Datasets, RunLineage, ended, lineage_of
 from ..telemetry.spans import Tracing, tracing_of
+from ..telemetry.under_way import running
 from ..upkeep.archiver import Archiver
 from ..upkeep.meter import StageMeter
 from .health import Health
@@ -67,6 +68,7 @@ def run(
     """
     news = news or News()
     with ExitStack() as stack:
+        stack.enter_context(running(app.name))
         stop = stop or stack.enter_context(stop_signals())
         with stop.at_once():
             # All that can be refused without Spark is, before it starts; what is made, is made after the last check.

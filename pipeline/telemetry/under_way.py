@@ -1,4 +1,4 @@
-"""Which version the code that runs is about to commit: lines of the log name it."""
+"""Which app this process runs, and which version the code that runs is about to commit: lines of the log name them."""
 
 import sys
 from collections.abc import Iterator
@@ -6,6 +6,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _VERSION: ContextVar[tuple[str, str, int] | None] = ContextVar("version", default=None)
+
+_APPS: list[str] = []
+"""Those that are run here."""
+
+
+@contextmanager
+def running(app: str) -> Iterator[None]:
+    """Inside, this process runs an app."""
+    _APPS.append(app)
+    try:
+        yield
+    finally:
+        _APPS.remove(app)
 
 
 @contextmanager
@@ -21,7 +34,9 @@ def working_on(app: str, stage: str, version: int) -> Iterator[None]:
 def fields() -> dict[str, object]:
     """App, stage and version, and the ids of the span: those that there are."""
     found = _VERSION.get()
-    named: dict[str, object] = dict(zip(("app", "stage", "version"), found, strict=True)) if found else {}
+    named: dict[str, object] = {"app": _APPS[0]} if len(_APPS) == 1 else {}
+    if found is not None:
+        named = dict(zip(("app", "stage", "version"), found, strict=True))
     # Where nobody traces, it was never imported.
     trace = sys.modules.get("opentelemetry.trace")
     if trace is not None and (context := trace.get_current_span().get_span_context()).is_valid:

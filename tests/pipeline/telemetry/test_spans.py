@@ -73,6 +73,12 @@ def test_a_batch_has_a_span_and_its_commit_one_below_it() -> None:
     ids = {"trace_id": f"{process.context.trace_id:032x}", "span_id": f"{process.context.span_id:016x}"}
     assert trace == told == {"app": "a", "stage": "s", "version": 2, **ids}
     assert under_way.fields() == {}
+    with under_way.running("a"):
+        assert under_way.fields() == {"app": "a"}
+        with under_way.running("b"), under_way.working_on("b", "s", 3):
+            assert under_way.fields() == {"app": "b", "stage": "s", "version": 3}
+        with under_way.running("b"):
+            assert under_way.fields() == {}
 
 
 def test_a_batch_that_fails_says_the_class_of_its_error_and_no_value() -> None:
