@@ -1,7 +1,8 @@
 """Checkpoints of Spark queries, one of each stateful operator, as teams' own programs make them: without slackwater.
 
 Small ones lie beside the tests that read them (`tests/pipeline/checkpoint/recorded`); `python -m
-tests.pipeline.checkpoint.queries FOLDER` makes them anew, with whatever Spark is installed.
+tests.pipeline.checkpoint.queries FOLDER` makes them anew, with whatever Spark is installed. Those that end in
+`-spark3` are of 3.5.8, which has no `StatefulProcessor`.
 """
 
 import json
