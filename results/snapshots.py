@@ -162,7 +162,8 @@ def _made_of(plan: ClonePlan, flags: str, dry_run: bool) -> Iterator[Block]:
     for stage, version in plan.source.versions.items():
         at = plan.source.stages[stage]
         shared = "-" if not at.table or stage in plan.copies else size(sum(sst.bytes for sst in at.ssts))
-        topics = ((plan.topics.get(name, read.topic), read.offsets) for name, read in at.inputs.items() if not read.upstream)
+        read = ((name, each) for name, each in at.inputs.items() if not each.upstream)
+        topics = ((plan.topics.get(name, each.topic), each.offsets) for name, each in read)
         rows.append((stage, f"v{version}", instants.iso(at.time_ms), shared, formats.offsets(topics)))
     yield TableBlock.of(("stage", ">version", "committed", ">state shared", "goes on at"), rows)
     masks = origin.masks if origin else {}

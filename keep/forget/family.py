@@ -134,7 +134,7 @@ class Member:
         return found
 
     def sides(self, asked: KeysAsked) -> dict[tuple[str, str], str]:
-        """The same for tables beside those of queries: they have keys of their own. By stage and name behind its name."""
+        """The same for tables beside those of queries, which have keys of their own: by stage and name behind that."""
         each = ((stage, side, table_name(stage, side)) for stage, head in self.copies for side in head.side_tables)
         return {(stage, side): name for stage, side, name in each if name in asked.tables}
 

@@ -1,7 +1,8 @@
 """Checkpoints of Spark queries, one of each stateful operator, as teams' own programs make them: without slackwater.
 
 Small ones lie beside the tests that read them (`tests/pipeline/checkpoint/recorded`); `python -m
-tests.pipeline.checkpoint.queries FOLDER` makes them anew, with whatever Spark is installed.
+tests.pipeline.checkpoint.queries FOLDER` makes them anew, with whatever Spark is installed. Those that end in
+`-spark3` are of 3.5.8, which has no `StatefulProcessor`.
 """
 
 import json
@@ -101,10 +102,14 @@ def _distinct_in_time(rows: DataFrame) -> DataFrame:
 
 
 def _joined(rows: DataFrame) -> DataFrame:
+    return _pairs(rows, "leftOuter")
+
+
+def _pairs(rows: DataFrame, how: str) -> DataFrame:
     left = _timed(rows.where("v % 2 = 0")).select(*(F.col(name).alias(f"left_{name}") for name in "kvt"))
     right = _timed(rows.where("v % 2 = 1")).select(*(F.col(name).alias(f"right_{name}") for name in "kvt"))
     near = "left_k = right_k AND right_t BETWEEN left_t - INTERVAL 5 MINUTES AND left_t + INTERVAL 5 MINUTES"
-    return left.join(right, F.expr(near), "leftOuter")
+    return left.join(right, F.expr(near), how)
 
 
 def _pandas(rows: DataFrame) -> DataFrame:
@@ -168,6 +173,49 @@ def _two(rows: DataFrame) -> DataFrame:
     return _timed(rows).dropDuplicates(["k", "t"]).groupBy(F.window("t", "10 minutes"), "k").count()
 
 
+def _sessions_of_their_own_gap(rows: DataFrame) -> DataFrame:
+    gap = F.when(F.col("k") == "a", "1 minute").when(F.col("k") == "b", "2 minutes").otherwise("5 minutes")
+    return _timed(rows).groupBy(F.session_window("t", gap), "k").count()
+
+
+def _windows_of_windows(rows: DataFrame) -> DataFrame:
+    counts = _timed(rows).groupBy(F.window("t", "5 minutes"), "k").count()
+    return counts.groupBy(F.window(F.window_time("window"), "15 minutes"), "k").agg(F.count("*"), F.sum("count"))
+
+
+def _windows_of_pairs(rows: DataFrame) -> DataFrame:
+    pairs = _pairs(rows, "inner")
+    return pairs.groupBy(F.window("left_t", "10 minutes"), "left_k").count()
+
+
+class LastSeen(StatefulProcessor):
+    """Tells of a key that it was not seen for a while, and again for as long as it is not."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._last = handle.getValueState("last", "at timestamp, note string")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803
+        newest = max(piece.t.max() for piece in rows)
+        if not self._last.exists() or self._last.get()[0] < newest:
+            for timer in self._handle.listTimers():
+                self._handle.deleteTimer(timer)
+            self._last.update((newest, None))
+        self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 100)
+        yield pd.DataFrame({"k": [key[0]], "n": [0]})
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803
+        self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 200)
+        yield pd.DataFrame({"k": [key[0]], "n": [1]})
+
+    def close(self) -> None: ...
+
+
+def _last_seen(rows: DataFrame) -> DataFrame:
+    rows = rows.where("k IS NOT NULL")
+    return rows.groupBy("k").transformWithStateInPandas(LastSeen(), "k string, n long", "Update", "ProcessingTime")
+
+
 def _limited(rows: DataFrame) -> DataFrame:
     return rows.limit(30)
 
@@ -190,16 +238,28 @@ QUERIES: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "transform": (_transform, "update"),
     "two": (_two, "append"),
     "limit": (_limited, "append"),
+    # Those that the guide to Structured Streaming has besides.
+    "full-outer": (lambda rows: _pairs(rows, "fullOuter"), "append"),
+    "semi": (lambda rows: _pairs(rows, "leftSemi"), "append"),
+    "gaps": (_sessions_of_their_own_gap, "append"),
+    "windows-of-windows": (_windows_of_windows, "append"),
+    "windows-of-pairs": (_windows_of_pairs, "append"),
+    "last-seen": (_last_seen, "update"),
 }
 """Queries by name, each with its output mode."""
-_ENDLESS = ("transform",)
+OF_CLASSES = ("transform", "last-seen")
+"""Those of `transformWithState`, for which HDFS's provider does not do."""
+_ENCODED = {"last-seen": "avro"}
+"""How the state of a class is written, where it is not as Spark does by itself: with Avro its schema may change."""
+_ENDLESS = OF_CLASSES
 """Those that run batches without input for their timers, so that they are never done."""
 
 
 def run_query(spark: SparkSession, name: str, provider: str, source: Path, checkpoint: Path) -> None:
     """Run a query over what `write_input` wrote, a file a batch."""
     query, mode = QUERIES[name]
-    for setting, value in {f"{_SETTINGS}.checkpointFormatVersion": "1", **PROVIDERS[provider]}.items():
+    encoding = {f"{_SETTINGS}.encodingFormat": _ENCODED.get(name, "unsaferow")}
+    for setting, value in {f"{_SETTINGS}.checkpointFormatVersion": "1", **encoding, **PROVIDERS[provider]}.items():
         spark.conf.set(setting, value)
     spark.conf.set("spark.sql.shuffle.partitions", "2")
     rows = spark.readStream.schema("k string, v long, d double, t timestamp, o long")
@@ -241,7 +301,7 @@ def _record(into: Path, wanted: list[str]) -> None:
     spark = SparkSession.builder.master("local[2]").config(map=_settings(work)).getOrCreate()
     for name in QUERIES.keys() & set(wanted) if wanted else QUERIES:
         for provider in PROVIDERS:
-            if name == "transform" and provider == "hdfs":
+            if name in OF_CLASSES and provider == "hdfs":
                 continue  # Spark has none
             run_query(spark, name, provider, work / "input", work / f"{name}-{provider}")
             pack(work / f"{name}-{provider}", into / f"{name}-{provider}.zip")

@@ -1,0 +1,169 @@
+"""Spark's published examples, as they lie in pyspark: attached to while they run, each batch is as Spark reads it."""
+
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+from slackwater.errors import Refused
+from slackwater.keep.attach.tables import declared
+from slackwater.keep.attach.tail import Tail
+from slackwater.pipeline.attach.opened import opened_by
+from slackwater.pipeline.checkpoint import checkpoint as reader
+from slackwater.pipeline.spark.session import with_settings
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import history
+from slackwater.store.versions.side_tables import table_name
+
+from tests.keep.attach.following import rows_at
+from tests.pipeline.checkpoint.by_spark import by_spark, plain
+from tests.pipeline.checkpoint.queries import PROVIDERS
+from tests.support.running import eventually
+
+pytestmark = [pytest.mark.spark, pytest.mark.ci, pytest.mark.usefixtures("one_spark")]
+
+EXAMPLES = Path(pyspark.__file__).parent / "examples/src/main/python/sql/streaming"
+BATCHES = 8
+WORDS_A_BATCH = 2_000
+
+
+class Words:
+    """What the examples have a netcat for: one that connects gets lines."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._there: list[socket.socket] = []
+        self._random = Random(1)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                self._there.append(self._listening.accept()[0])
+            except OSError:
+                return
+
+    def send(self) -> None:
+        """As many words as a batch is to have, some of which come again and again."""
+        eventually(lambda: bool(self._there), "the example connects")
+        words = [f"w{int(self._random.paretovariate(0.6)) % 3_000}" for _ in range(WORDS_A_BATCH)]
+        lines = "".join(f"{' '.join(words[at : at + 20])}\n" for at in range(0, WORDS_A_BATCH, 20))
+        for each in self._there:
+            each.sendall(lines.encode())
+
+    def close(self) -> None:
+        for each in (self._listening, *self._there):
+            each.close()
+
+
+@contextmanager
+def running(
+    spark: SparkSession, name: str, arguments: Sequence[str], other: Sequence[str], checkpoints: Path
+) -> Iterator[StreamingQuery]:
+    """An example as it is, but for a text and what stands for it, as a program of its own that gets this session."""
+    failed: list[BaseException] = []
+    text = (EXAMPLES / name).read_text()
+    text = text.replace(*other) if other else text
+
+    def run() -> None:
+        try:
+            exec(compile(text, name, "exec"), {"__name__": "__main__"})  # noqa: S102  it is Spark's own
+        except BaseException as error:
+            failed.append(error)
+
+    settings = {
+        "spark.sql.streaming.checkpointLocation": str(checkpoints),
+        "spark.sql.shuffle.partitions": "2",
+        **PROVIDERS["changelog"],
+    }
+    with with_settings(spark, settings), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [name, *arguments])
+        thread = threading.Thread(target=run, name=name)
+        thread.start()
+        eventually(lambda: bool(failed or spark.streams.active), name)
+        assert not failed
+        (query,) = spark.streams.active
+        try:
+            yield query
+        finally:
+            query.stop()
+            thread.join(30)
+    assert not failed
+
+
+def followed(
+    spark: SparkSession, checkpoints: Path, cache: SstCache, query: StreamingQuery, send: Callable[[], None]
+) -> int:
+    """Follow it until it has run its batches; how many versions were compared with what Spark reads of the batch."""
+    send()
+    eventually(lambda: any(checkpoints.glob("*/commits/0")), "its first batch")
+    (folder,) = checkpoints.iterdir()
+    store = MemoryStore()
+    with opened_by(str(folder), spark) as found, reader.opened(str(folder), spark) as own:
+        following = Tail(store, cache, found, "shop", "words", by="host:1", partitions=2)
+        following.claim()
+        while (newest := found.committed()[-1]) < BATCHES:
+            send()
+            following.round()
+            eventually(lambda: found.committed()[-1] > newest or not query.isActive, "the next batch", 30)
+            assert query.isActive
+        query.stop()
+        while following.round():
+            pass
+        compared, there = 0, own.available()
+        names = [table_name("words", each) if each else "words" for each in declared(own.tables, 2)]
+        for number in history.versions(store, "shop", "words"):
+            version = history.read(store, "shop", "words", number)
+            assert version.attached is not None
+            batch = version.attached.next_batch - 1
+            if version.kind != "batch" or batch not in there:
+                continue
+            stored = rows_at(store, cache, version)
+            for name, table in zip(names, own.tables, strict=True):
+                rows = {tuple(map(plain, key)): tuple(map(plain, values)) for key, values in stored[name].items()}
+                assert rows == by_spark(spark, folder, own, table, batch), f"{name} at the end of batch {batch}"
+            compared += 1
+        assert following.head is not None
+        assert following.head.attached is not None
+        assert following.head.attached.next_batch == own.committed()[-1] + 1
+        assert sum(map(len, rows_at(store, cache, following.head).values())) > 0
+        return compared
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "other"),
+    [
+        ("structured_network_wordcount.py", (), ()),
+        ("structured_network_wordcount_windowed.py", ("10", "5"), ()),
+        ("structured_network_wordcount_session_window.py", (), ()),
+        # Sessions have no update mode: Spark itself refuses the example as it is.
+        ("structured_sessionization.py", (), ("'update'", "'complete'")),
+    ],
+)
+def test_an_example_that_reads_a_socket(
+    name: str, more: Sequence[str], other: Sequence[str], tmp_path: Path, spark: SparkSession
+) -> None:
+    words, cache = Words(), SstCache(tmp_path / "cache", 1 << 30)
+    try:
+        arguments = ("127.0.0.1", str(words.port), *more)
+        with running(spark, name, arguments, other, tmp_path / "checkpoints") as query:
+            assert followed(spark, tmp_path / "checkpoints", cache, query, words.send) >= BATCHES // 2
+    finally:
+        words.close()
+
+
+def test_a_query_without_state_is_refused_in_a_sentence(tmp_path: Path, spark: SparkSession) -> None:
+    """As the example `structured_blockchain_admission_control.py` is."""
+    writer = spark.readStream.format("rate").load().writeStream.format("noop")
+    writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(once=True).start().awaitTermination()
+    with pytest.raises(Refused, match="its query keeps none"), opened_by(str(tmp_path / "checkpoint"), spark):
+        pass
