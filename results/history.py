@@ -179,8 +179,12 @@ def diff(
     with_rows: bool = True,
     with_values: bool = True,
     out: Path | None = None,
+    most: int = 0,
 ) -> Result:
-    """The rows that differ between two moments, named by `refs`; `out` is the file that has all of them."""
+    """The rows that differ between two moments, named by `refs`; `out` is the file that has all of them.
+
+    For machines, of each table at most so many as `most` says; 0 for all.
+    """
     names = ("table", "added", "removed", "changed", "rows_in_both", "about", "columns", "unlike")
     equal = all(each.equal for each in found)
     sides = zip("ab", refs, cuts, strict=True)
@@ -188,8 +192,8 @@ def diff(
         **{side: {"ref": ref, "cut": cut.versions, "thinned_out": cut.thinned} for side, ref, cut in sides},
         "equal": equal,
         "tables": [
-            fields(each, *names, rows=changed_rows(each.changes, with_values=with_values) if with_rows else None)
-            for each in found
+            fields(each, *names, rows=changed_rows(some, with_values=with_values) if with_rows else None)
+            for each, some in ((each, each.changes.head(most) if most else each.changes) for each in found)
         ],
         "file": out,
     }

@@ -54,6 +54,7 @@ MinOffsets = Annotated[
 ]
 WaitMs = Annotated[int, Meta(ge=0, le=60_000, description="How long to wait for `min_offsets`, in milliseconds.")]
 Limit = Annotated[int, Meta(ge=1, le=10_000, description="At most so many, the newest.")]
+RowsOrAll = Annotated[int, Meta(ge=0, le=1_000_000, description="At most so many rows of each table; 0 for all.")]
 Sql = Annotated[str, Meta(min_length=1, max_length=100_000, description="DuckDB's SQL; one statement, which reads.")]
 Predicate = Annotated[str, Meta(max_length=100_000, description="A query that returns rows when something is wrong.")]
 Condition = Annotated[

@@ -17,6 +17,7 @@ from .declare import (
     Limit,
     MinOffsets,
     Moment,
+    RowsOrAll,
     Sql,
     Stage,
     Table,
@@ -144,12 +145,13 @@ def diff(
     table: TableOrNone = "",
     before_stage: Stage = "",
     after_stage: Stage = "",
+    limit: RowsOrAll = 0,
 ) -> Result:
-    """The rows that differ between two moments, of one table or of all."""
+    """The rows that differ between two moments, of one table or of all; of each at most `limit`."""
     asked.grant.check_table(table or "*")
     of = asked.app(app)
     found = of.at(before, stage=before_stage).diff(of.at(after, stage=after_stage), table=table)
-    return shown.diff(found.refs, found.cuts, found.found)
+    return shown.diff(found.refs, found.cuts, found.found, most=limit)
 
 
 @endpoint("/apps/{app}/tables/{table}/history")

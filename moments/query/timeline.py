@@ -8,31 +8,36 @@ not the history: 50,000 versions take as many reads as 500.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 from cachetools import LRUCache
+from msgspec import Struct
 
-from ...store.objects.protocol import ObjectStore
+from ...errors import Corruption
+from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, VersionKind
+from ...store.versions.notes import Notes
 from ..cut.graph import order
 from ..cut.moments import heads_of, stages_of
 from ..cut.replicas import PREFIX as REPLICA_CUT
 from ..cut.stored import SNAPSHOTS
 from ..take.audit_log import OPERATIONS
 
+T = TypeVar("T", bound=Struct)
 MarkKind = Literal["snapshot", "deploy", "migration", "operation"]
 _AT_ONCE = 16
 _MOST_MARKS = 100
 """Of snapshots, and of operations: the newest."""
 _MOST_SEARCHES = 60
 """Places at which a program or a migration is looked for: beyond that, a narrower span of time shows them."""
-_KNOWN = 100_000
+_KNOWN, _KNOWN_NOTES = 100_000, 2_000
 _SAME_MS = 10_000
 """What stages commit within this time for the same reason is one thing."""
 _NOT_SHOWN = ("snapshot", "token", "export", "protect", "watch", "archive")
@@ -89,6 +94,8 @@ class ThinnedLine:
 
 # By store, as `history` keeps manifests; by when the app was made, for another one may have its name.
 _known: WeakKeyDictionary[ObjectStore, LRUCache[tuple[str, int, str, int], CommitPoint]] = WeakKeyDictionary()
+_known_notes: WeakKeyDictionary[ObjectStore, LRUCache[ObjectInfo, Any]] = WeakKeyDictionary()
+"""Snapshots and operations, by key and time: another one of the name has another."""
 _lock = Lock()
 
 
@@ -97,7 +104,7 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
 
     A read for each point that is not known yet, a few for each stage, for each mark, and for each deploy some of a
     binary search. Versions that garbage collection left before the whole history are not among them. Raises `NotFound`
-    (there is no such app), `Corruption` and `Unavailable`.
+    (there is no such app), `Corruption` (of a newest version) and `Unavailable`.
     """
     created_ms = apps.read_app(store, app).created_ms
     with _lock:
@@ -110,10 +117,13 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
         name = (app, created_ms, stage, version)
         with _lock:
             found = known.get(name)
-        if found is None and (manifest := history.find(store, app, stage, version)) is not None:
-            found = _commit(manifest)
-            with _lock:
-                known[name] = found
+        if found is not None:
+            return found
+        with suppress(Corruption):  # it is left out
+            if (manifest := history.find(store, app, stage, version)) is not None:
+                found = _commit(manifest)
+                with _lock:
+                    known[name] = found
         return found
 
     ranks = {stage: rank for rank, stage in enumerate(order(heads))}
@@ -198,9 +208,23 @@ def _first(before: CommitPoint, after: CommitPoint, read: Read, of: Callable[[Co
     return found
 
 
+def _notes(store: ObjectStore, app: str, notes: Notes[T], listed: Iterable[ObjectInfo]) -> Iterator[T]:
+    """What lies there; each is read once."""
+    with _lock:
+        known = _known_notes.setdefault(store, LRUCache(_KNOWN_NOTES))
+    for info in listed:
+        with _lock:
+            found = known.get(info)
+        if found is None and (found := next(notes.read(store, (info,), app), None)) is not None:
+            with _lock:
+                known[info] = found
+        if found is not None:
+            yield found
+
+
 def _snapshots(store: ObjectStore, app: str, read: Read, ranks: Mapping[str, int]) -> Iterator[Mark]:
     listed = sorted(SNAPSHOTS.listed(store, app), key=lambda info: -info.modified_ms)[:_MOST_MARKS]
-    for each in SNAPSHOTS.read(store, listed, app):
+    for each in _notes(store, app, SNAPSHOTS, listed):
         if not each.name.startswith(REPLICA_CUT):
             # Its newest version was committed when it is of; it may have been written later.
             stage = max(each.stages, key=lambda name: ranks.get(name, -1), default="")
@@ -210,7 +234,7 @@ def _snapshots(store: ObjectStore, app: str, read: Read, ranks: Mapping[str, int
 
 def _operations(store: ObjectStore, app: str, read: Read) -> Iterator[Mark]:
     listed = sorted(OPERATIONS.listed(store, app), key=lambda info: info.key, reverse=True)[:_MOST_MARKS]
-    for each in OPERATIONS.read(store, listed, app):
+    for each in _notes(store, app, OPERATIONS, listed):
         if each.verb.partition(" ")[0] in _NOT_SHOWN:
             continue
         stage, version = next(iter(each.after.items()), ("", 0))

@@ -14,9 +14,9 @@ import { ago, plural, span } from "./words.js";
 
 const VIEWS = { stages: Stages, rows: Rows, key: Key, bisect: Bisect, left: Left, log: Log, cost: Cost };
 const TABS = [["stages", "Stages"], ["rows", "Rows"], ["bisect", "Bisect"], ["left", "Left out"], ["log", "Log"], ["cost", "Cost"]];
-const EVERY_MS = 1000;
+const EVERY_MS = 2000;
 
-// Counts up when the app has committed, at most once a second; and says whether commits are heard of.
+// Counts up when the app has committed, at most every two seconds; and says whether commits are heard of.
 function useCommits(app, onToken) {
   const [state, set] = useState({ tick: 0, isLive: false });
   useEffect(() => {
@@ -70,7 +70,9 @@ export function App({ route, me, keys, token, say }) {
   const here = isPart ? { ...part, data: part.data && ofTables(part.data) } : asked;
   const other = moment(route.against);
   const than = useAsked(route.against ? query(path("apps", app, "at", other.ref), { stage: other.stage }) : "", token);
-  const taken = useAsked(path("apps", app, "snapshots"), live);
+  // Each is an object to read: looked for again when one is being taken, or has been.
+  const under_way = (here.data?.waiting ?? []).map((each) => each.name).join(" ");
+  const taken = useAsked(path("apps", app, "snapshots"), `${token} ${under_way}`);
   const [search, setSearch] = useState({ probes: [], found: [] });
   const slider = useRef(null);
   const newest = useRef(0);

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from slackwater.store.objects.local import LocalStore
 
 from tests.serve.conftest import serving
@@ -16,6 +16,7 @@ from tests.support.histories import FlightsApp
 
 WAIT_MS = 15_000
 Open = Callable[..., Page]
+expect.set_options(timeout=WAIT_MS)
 
 
 @pytest.fixture(scope="module")

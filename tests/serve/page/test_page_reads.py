@@ -53,6 +53,14 @@ def test_a_row_that_only_the_other_moment_has_is_removed(own: Callable[..., Ask]
     assert gone == [(None, "N003")]
 
 
+def test_what_differs_of_two_versions_and_some_of_it(ask: Ask) -> None:
+    two = {"before": "v2", "before_stage": "aircraft", "after": "v5", "after_stage": "aircraft", "table": "aircraft"}
+    (whole,), (some,) = (ask("/apps/flights/diff", **two, **more).json["tables"] for more in ({}, {"limit": "2"}))
+    assert len(whole["rows"]) == whole["added"] + whole["removed"] + whole["changed"]
+    assert some["rows"] == whole["rows"][:2]
+    assert some["changed"] == whole["changed"]
+
+
 def test_the_same_rows_are_not_sent_again(ask: Ask) -> None:
     etag = ask(ROWS.format("v5")).headers["etag"]
     assert ask(ROWS.format("v5"), headers={"if-none-match": etag}).status == 304

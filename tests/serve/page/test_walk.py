@@ -124,6 +124,10 @@ def test_the_slider_goes_from_commit_to_commit_and_the_rows_with_it(look: Open) 
     page.keyboard.press("c")
     expect(page.get_by_label("compared with")).not_to_have_value("")
     expect(page.get_by_text("slackwater diff flights/")).to_be_visible()
+    page.get_by_role("button", name="All that differs").click()
+    differing = page.get_by_role("region", name="What differs in carriers").locator("tbody tr")
+    expect(differing.first).to_have_class("changed")
+    assert differing.count() == page.get_by_role("region", name="What differs in carriers").locator(".changed").count()
 
 
 def test_a_shorter_time_shows_each_commit(look: Open) -> None:

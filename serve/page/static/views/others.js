@@ -22,11 +22,12 @@ export function Left({ route, live, here }) {
     <${Command} line=${command("rejected", route.app)} />`;
 }
 
-export function Log({ route, live, snapshots }) {
+export function Log({ route, live }) {
+  const snapshots = useAsked(path("apps", route.app, "snapshots"), live);
   const commits = useAsked(query(path("apps", route.app, "log"), { limit: 50 }), live);
   const done = useAsked(path("apps", route.app, "operations"), live);
   const to = (at) => address({ ...route, view: "rows", names: [], at });
-  const taken = [...(snapshots?.snapshots ?? [])].reverse();
+  const taken = [...(snapshots.data?.snapshots ?? [])].reverse();
   return html`<h2>Snapshots</h2>
     <${Grid} label="Snapshots" empty="There is none." columns=${[["name"], ["taken"], ["kind"], ["by"]]}
       rows=${taken.map((each) => [html`<a data-row href=${to(each.name)}>${each.name}</a>`, html`<${Time} ms=${each.completed_ms} />`, each.kind, each.by])} />

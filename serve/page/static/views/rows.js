@@ -1,7 +1,7 @@
 // A table at the moment, and how each row was at another one.
 
-import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
-import { ask, path, query } from "../ask.js";
+import { html, useEffect, useState } from "../vendor/preact-htm.js";
+import { path, query } from "../ask.js";
 import { address, go, moment } from "../route.js";
 import { Command, Empty, Problem, Reading, useAsked } from "../parts.js";
 import { command, count, identifier, isNumber, keyText, plural, printable, ref, shortened, value } from "../words.js";
@@ -44,6 +44,7 @@ const ofMoment = (other) => (other ? { against: moment(other).ref, against_stage
 
 function Paged({ route, at, table, live, isNow, than }) {
   const [starts, setStarts] = useState([""]);
+  const [isDiffering, setDiffering] = useState(false);
   const base = path("apps", route.app, "at", at.ref, "tables", table, "rows");
   const asked = useAsked(query(base, { stage: at.stage, limit: LIMIT, start: starts.at(-1), ...ofMoment(route.against) }), isNow ? live : 0);
   const found = asked.data;
@@ -53,12 +54,13 @@ function Paged({ route, at, table, live, isNow, than }) {
     : command("query", ref(route.app, route.at), `FROM ${identifier(table)} LIMIT ${LIMIT}`);
   return html`<${Problem} problem=${asked.problem} />
     ${!found && asked.isBusy && html`<${Reading} />`}
-    ${found && html`<p class="note" aria-live="off">${table} v${found.version}${starts.length > 1 ? `, page ${starts.length}` : ""}: ${plural(found.rows.length, "row")} of at most ${count(found.keys_at_most)}, as they are stored${route.against && than ? `; ${changed ? plural(changed, "differs", "differ") : "none differs"} here` : ""}</p>
+    ${found && isDiffering && route.against && html`<${Differing} route=${route} at=${at} table=${table} live=${live} isNow=${isNow} columns=${found.columns} onBack=${() => setDiffering(false)} />`}
+    ${found && !(isDiffering && route.against) && html`<p class="note" aria-live="off">${table} v${found.version}${starts.length > 1 ? `, page ${starts.length}` : ""}: ${plural(found.rows.length, "row")} of at most ${count(found.keys_at_most)}, as they are stored${route.against && than ? `; ${changed ? plural(changed, "differs", "differ") : "none differs"} here` : ""}</p>
       <${Table} label=${`Rows of ${table}`} found=${found} route=${route} table=${table} isBusy=${asked.isBusy} />
       <div class="pages">
         <button type="button" disabled=${starts.length < 2} onClick=${() => setStarts(starts.slice(0, -1))}>Back</button>
         <button type="button" disabled=${found.next == null} onClick=${() => setStarts([...starts, found.next])}>More rows</button>
-        ${route.against && html`<${AllDifferences} route=${route} table=${table} />`}
+        ${route.against && html`<button type="button" onClick=${() => setDiffering(true)}>All that differs</button>`}
       </div>`}
     <${Command} line=${line} />`;
 }
@@ -90,28 +92,18 @@ function Queried({ route, at, table, live, isNow }) {
 }
 
 // All rows that differ, however many others there are: that costs what was written between the two.
-function AllDifferences({ route, table }) {
-  const [found, set] = useState(null);
-  const control = useRef(null);
-  useEffect(() => {
-    set(null);
-    return () => control.current?.abort();
-  }, [route.at, route.against, table]);
-  const look = async () => {
-    control.current = new AbortController();
-    const [one, other] = [moment(route.against), moment(route.at)];
-    const between = { before: one.ref, before_stage: one.stage, after: other.ref, after_stage: other.stage, table };
-    try {
-      const data = await ask(query(path("apps", route.app, "diff"), between), { signal: control.current.signal });
-      set({ data: data.tables[0] });
-    } catch (problem) {
-      if (problem.name !== "AbortError") set({ problem });
-    }
-  };
-  if (!found) return html`<button type="button" onClick=${look}>All that differs</button>`;
-  if (found.problem) return html`<${Problem} problem=${found.problem} />`;
-  const { added, removed, changed } = found.data;
-  return html`<span class="note">in the whole table ${count(added)} added, ${count(removed)} removed, ${count(changed)} changed</span>`;
+function Differing({ route, at, table, live, isNow, columns, onBack }) {
+  const [one, other] = [moment(route.against), at];
+  const between = { before: one.ref, before_stage: one.stage, after: other.ref, after_stage: other.stage, table, limit: LIMIT };
+  const asked = useAsked(query(path("apps", route.app, "diff"), between), isNow ? live : 0);
+  const found = asked.data?.tables[0];
+  const rows = found?.rows.map((each) => (each.after ? { ...each.key, ...each.after } : null));
+  const before = found?.rows.map((each) => (each.before ? { ...each.key, ...each.before } : null));
+  return html`<${Problem} problem=${asked.problem} />
+    ${!found && asked.isBusy && html`<${Reading} />`}
+    ${found && html`<p class="note">in all of ${table} ${count(found.added)} added, ${count(found.removed)} removed, ${count(found.changed)} changed${found.added + found.removed + found.changed > rows.length ? `; the first ${count(rows.length)}` : ""}</p>
+      <${Table} label=${`What differs in ${table}`} found=${{ columns, rows, before, changes: found.rows.map((each) => each.change) }} route=${route} table=${table} isBusy=${asked.isBusy} />`}
+    <div class="pages"><button type="button" onClick=${onBack}>All rows</button></div>`;
 }
 
 // Rows as text. What differs from the other moment stands beside what it was.
