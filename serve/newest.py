@@ -21,7 +21,8 @@ IDLE_S = 60.0
 _WHOLE_S = 2.0
 """So often it is looked for in full: stages that began, an app that was made anew."""
 _REOPENED_S = 30.0
-"""So often what is open is opened again: files in use are not evicted, and those that were let go of their space."""
+"""So often what is open is opened again, without fetching anything: files in use are not evicted, and whatever was is
+held no longer."""
 
 
 _SOON_BYTES = 8 << 20
@@ -119,8 +120,9 @@ class Newest:
             self._reading = found
             self._tell()
             self.warm()
-        elif now_s - self._opened_s > _REOPENED_S:
-            self.warm()
+        elif (reading := self._reading) is not None and now_s - self._opened_s > _REOPENED_S:
+            self._opened_s = now_s
+            await self._in_thread(lambda: self._open(reading, 0))
 
     def _read(self, known: FreshMoment | None) -> FreshMoment | None:
         """The newest moment; None where that is known."""
