@@ -136,7 +136,10 @@ def test_rows_are_published_once_beside_channels_and_a_clone_publishes_where_it_
 
 
 @pytest.mark.usefixtures("one_spark")
-def test_a_records_headers_go_on_as_the_program_of_the_documents_says(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_a_records_headers_go_on_as_the_program_of_the_documents_says(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     text = (Path(__file__).parents[3] / "docs" / "on-call.md").read_text(encoding="utf-8")
     code, run = text.partition("```python\n")[2].partition("```")[0], uuid4().hex[:6]
     for name in ("guard", "payments", "alerts", "balances"):
