@@ -90,7 +90,7 @@ def test_what_says_not_what_is_wrong_is_no_search(ask: Ask, body: object) -> Non
 
 
 def test_an_evaluation_is_bounded_and_so_is_the_search(own: Callable[..., Ask]) -> None:
-    ask = own(options=ServeOptions(every_s=0.02, sql_s=0.5, sql_processes=1))
+    ask = own(options=ServeOptions(every_s=0.02, sql_s=4.0, sql_processes=1))
     endless = "SELECT carrier FROM carriers, range(10000000) a, range(10000000) b WHERE a.range + b.range < 0"
     name, found = events(ask, {"where": endless})[-1]
     assert (name, found["error"]) == ("error", "TooMuch")

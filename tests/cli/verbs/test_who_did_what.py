@@ -168,7 +168,7 @@ CHANGES_ELSEWHERE = {
 }
 """Verbs that change something and are in the log of operations, and why that is not tried here."""
 ELSEWHERE = {
-    "serve": "only reads: tests/serve",
+    **dict.fromkeys(("serve", "mcp"), "only read: tests/serve"),
     "run": "each version says who made it",
     "watch": "its tag is a snapshot that says who moved it",
     "check": "runs in a Spark of its own, and writes nothing",
