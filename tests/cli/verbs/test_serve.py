@@ -1,27 +1,92 @@
-"""`slackwater serve` and `slackwater mcp`: what is refused before anything listens."""
+"""Tokens, and a server that is asked, on the command line."""
+
+import threading
+from pathlib import Path
 
 import pytest
+from slackwater.keep.access.tokens import digest
+from slackwater.store.objects.local import LocalStore
 
-from .calling import slackwater
+from tests.cli.verbs.calling import done, from_json, slackwater
+from tests.serve.conftest import client_of, serving
+from tests.support.histories import FlightsApp, Kafka, flights
+
+pytestmark = pytest.mark.usefixtures("isolated")
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> FlightsApp:
+    made = FlightsApp(LocalStore(tmp_path / "store"), Kafka())
+    made.run(flights(10))
+    return made
+
+
+def test_a_token_is_made_shown_and_removed(app: FlightsApp) -> None:
+    assert done("token", "list").startswith("this store has no token")
+    words = ("token", "add", "reports", "--app", "flights", "--table", "carriers", "--verb", "sql", "--days", "2")
+    assert "would make token reports" in done(*words, "--dry-run")
+    made = from_json(*words, "--per-second", "5")
+    (kept,) = client_of(app).tokens()
+    assert kept.digest == digest(made["token"])
+    (listed,) = from_json("token", "list")
+    assert listed == {name: made[name] for name in listed}
+    assert (listed["tables"], listed["verbs"], listed["per_s"]) == (["carriers"], ["sql"], 5)
+    assert made["token"] not in done("token", "list")
+    assert "would remove token reports" in done("token", "rm", "reports", "--dry-run")
+    assert done("token", "rm", "reports").startswith("removed token reports")
+    assert from_json("token", "list") == []
+
+
+def test_a_token_of_certificates_has_no_secret(app: FlightsApp) -> None:
+    assert from_json("token", "add", "grafana", "--app", "*", "--certificate")["token"] == ""
+    assert "certificate" in done("token", "list")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "said"),
     [
-        (("serve", "--values"), "give --mcp with it"),
-        (("serve", "--mcp", "--code", "flights"), "APP=FILE"),
-        (("mcp", "--code", "flights=nothing.py"), "there is no such file"),
-        (("mcp", "--code", "flights=nothing.py:rows"), "there is no such file"),
-        (("serve", "--client-ca", __file__), "--certificate"),
+        (("token", "add", "x", "--app", "flihgts"), 1, "the nearest: flights"),
+        (("token", "add", "x", "--app", "flights", "--verb", "wirte"), 2, "no verb of a token"),
+        (("token", "add", "No", "--app", "flights"), 2, "not usable"),
+        (("token", "rm", "x"), 1, "no token named 'x'"),
+        (("serve", "--client-ca", "slackwater.toml"), 2, "goes with TLS"),
+        (("serve", "--values"), 2, "give --mcp with it"),
+        (("serve", "--mcp", "--code", "flights"), 2, "APP=FILE"),
+        (("mcp", "--code", "flights=nothing.py"), 1, "there is no such file"),
+        (("mcp", "--code", "flights=nothing.py:rows"), 1, "there is no such file"),
+        (("query", "flights", "FROM carriers", "--server", "http://127.0.0.1:1"), 1, "does not answer"),
     ],
 )
-def test_options_that_do_not_go_together(isolated: None, words: tuple[str, ...], said: str) -> None:
-    result = slackwater(*words)
-    assert result.exit_code == (1 if "no such file" in said else 2), result.output
-    assert said in result.stderr
+def test_what_makes_no_sense_is_told(app: FlightsApp, words: tuple[str, ...], code: int, said: str) -> None:
+    Path("slackwater.toml").write_text("")
+    refused = slackwater(*words)
+    assert refused.exit_code == code
+    assert said in refused.stderr
 
 
-def test_a_token_names_verbs_that_there_are(isolated: None) -> None:
-    result = slackwater("token", "add", "x", "--app", "*", "--verb", "bisct")
-    assert result.exit_code == 2
-    assert "did you mean" in result.stderr or "bisect" in result.stderr
+def test_a_server_is_asked_as_a_store_is(app: FlightsApp, tmp_path: Path) -> None:
+    sql = "SELECT carrier, flights FROM carriers ORDER BY 1"
+    with serving(app.store.url, tmp_path / "cache") as url:
+        assert done("query", "flights", sql, "--server", url) == done("query", "flights", sql)
+        asked = from_json("query", "flights@~1", sql, "--server", url)
+        read = from_json("query", "flights@~1", sql)
+        assert {name: asked[name] for name in read} == read
+        assert asked["offsets"]
+        assert "carriers" in done("query", "flights", "--server", url)
+        out = tmp_path / "rows.csv"
+        done("query", "flights", sql, "--server", url, "--out", str(out))
+        assert out.read_text().splitlines()[0] == '"carrier","flights"'
+        cut_off = slackwater("query", "flights", "FROM range(20000)", "--server", url, "--limit", "0")
+        assert (cut_off.exit_code, "more than 10,000 rows" in cut_off.stderr) == (2, True)
+    assert threading.active_count() < 60
+
+
+def test_without_what_a_server_needs_it_says_what_to_install(app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pebble" else object())
+    refused = slackwater("serve")
+    assert refused.exit_code == 1
+    assert "a server needs pebble" in refused.stderr
+    assert "slackwater[serve]" in refused.stderr
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "mcp" else object())
+    for words in (("serve", "--mcp"), ("mcp",)):
+        assert "slackwater[serve,agents]" in slackwater(*words).stderr

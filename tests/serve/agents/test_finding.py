@@ -62,8 +62,7 @@ def test_the_record_among_50_000_without_a_program_and_without_seeing_a_value(tm
         assert not [each for each in agent.answers if "N123" in each or "9000000" in each]
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(1200)
+@pytest.mark.ci
 @pytest.mark.kafka
 @pytest.mark.spark
 def test_the_record_among_5_000_000(tmp_path: Path, broker: str) -> None:
