@@ -13,6 +13,7 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from functools import cache
+from threading import Lock
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -46,7 +47,14 @@ class _Header(msgspec.Struct):
     format: int
 
 
-_decoder = cache(msgspec.json.Decoder)
+_making = Lock()
+
+
+@cache
+def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
+    # msgspec 0.22 learns a type at its first use; two threads that have it learn the same one at once end the process.
+    with _making:
+        return msgspec.json.Decoder(kind)
 
 
 def encode(value: msgspec.Struct) -> bytes:

@@ -22,12 +22,14 @@ function useCommits(app, onToken) {
   useEffect(() => {
     const control = new AbortController();
     let due = 0;
-    const next = () => set((old) => ({ tick: old.tick + 1, isLive: true }));
+    let last = performance.now();
+    const next = () => {
+      due = 0;
+      last = performance.now();
+      set((old) => ({ tick: old.tick + 1, isLive: true }));
+    };
     const heard = () => {
-      due ||= setTimeout(() => {
-        due = 0;
-        next();
-      }, EVERY_MS);
+      due ||= setTimeout(next, Math.max(0, last + EVERY_MS - performance.now()));
     };
     // Of a page that nobody sees no connection is held: a browser has six for all tabs.
     let shown = new AbortController();

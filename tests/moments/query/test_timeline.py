@@ -70,7 +70,7 @@ def test_a_span_of_time_has_its_commits_alone() -> None:
 def test_what_people_did_and_snapshots_stand_out(tmp_path) -> None:  # type: ignore[no-untyped-def]
     app = FlightsApp(LocalStore(tmp_path / "store"), Kafka())
     app.run(flights(30))
-    with Client(Settings(store=app.store.url)) as client:
+    with Client(Settings(store=app.store.url, cache=str(tmp_path / "cache"), cache_max_bytes=1 << 30)) as client:
         of = client.app("flights")
         of.snapshot("before", instant=True)
         of.edit("aircraft", "DELETE FROM aircraft WHERE tail = 'N003'")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
-from slackwater.client import Client
 from slackwater.instants import now_ms
-from slackwater.settings import Settings
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.apps import ensure_app
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Program, Sst, Table
 
+from tests.serve.conftest import client_of
 from tests.support.histories import STAGES, Clock, Flight, FlightsApp, Kafka, write_parts
 
 CARRIERS = ("UA", "B6", "EV", "DL", "AA", "MQ", "US", "9E", "WN", "VX", "FL", "AS")
@@ -43,7 +42,7 @@ def written(store: ObjectStore, *, batches: int = 24, wrong_from: int = 15) -> F
     deploy(app, "flights.py", "0" * 32)
     some = flights(batches * A_BATCH, wrong_from=wrong_from * A_BATCH)
     steps = [some[at : at + A_BATCH] for at in range(0, len(some), A_BATCH)]
-    with Client(Settings(store=store.url)) as client:
+    with client_of(app) as client:
         for number, batch in enumerate(steps):
             if number == wrong_from - 4:
                 client.app(app.name).snapshot("before-release", instant=True)

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
-from slackwater.client import Client
 from slackwater.serve.server import Listening
-from slackwater.settings import Settings
 
-from tests.serve.conftest import serving
+from tests.serve.conftest import client_of, serving
 from tests.serve.page.conftest import Open
 from tests.serve.page.story import HOSTILE
 from tests.support.histories import FlightsApp
@@ -108,7 +106,7 @@ def test_nothing_but_the_servers_own_files_may_be_loaded(browser: Browser, addre
 def tokens(told: FlightsApp) -> dict[str, str]:
     """Made before a server reads them, as it hears of later ones within seconds only."""
     verbs: dict[str, Any] = {"reader": ("read",), "keeper": ("read", "snapshot"), "one": ("read",)}
-    with Client(Settings(store=told.store.url)) as client:
+    with client_of(told) as client:
         shown = {
             name: str(client.add_token(name, ("flights",), tables=("carriers" if name == "one" else "*",), verbs=may))
             for name, may in verbs.items()

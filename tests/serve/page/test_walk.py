@@ -6,9 +6,8 @@ import re
 
 import pytest
 from playwright.sync_api import Page, expect
-from slackwater.client import Client
-from slackwater.settings import Settings
 
+from tests.serve.conftest import client_of
 from tests.serve.page.conftest import Open
 from tests.serve.page.story import WRONG
 from tests.support.histories import FlightsApp
@@ -19,7 +18,7 @@ QUERY = f"SELECT carrier FROM carriers WHERE carrier = '{WRONG}' AND delay > 150
 @pytest.fixture(scope="module")
 def found(told: FlightsApp) -> tuple[str, str]:
     """What the library finds: the commit, and the offsets on the users' topic that it came from."""
-    with Client(Settings(store=told.store.url)) as client:
+    with client_of(told) as client:
         app = client.app("flights")
         bisection = app.bisect(where=QUERY)
         windows = app.lineage(bisection.stage, bisection.version).sources

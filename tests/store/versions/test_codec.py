@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -136,3 +138,29 @@ def test_a_damaged_manifest_is_a_manifest_or_told(value: Manifest, draw: st.Data
     # Anything else that it raises is a bug.
     with suppress(Corruption):
         assert isinstance(codec.decode(bytes(data), Manifest, key="m"), Manifest)
+
+
+_AT_ONCE = """
+import sys, threading
+from typing import Annotated
+import msgspec
+from slackwater.store.versions import codec
+
+sys.setswitchinterval(1e-6)
+for number in range(300):
+    part = msgspec.defstruct("Part", [("k", Annotated[int, msgspec.Meta(ge=0)]), ("v", str)], frozen=True)
+    made = msgspec.defstruct("Made", [("a", tuple[part, ...]), ("b", dict[str, part])], frozen=True)
+    data = codec.encode(msgspec.defstruct("Same", [("a", tuple), ("b", dict)], frozen=True)((), {}))
+    together = threading.Barrier(8)
+    def read():
+        together.wait()
+        codec.decode(data, made, key="made.json")
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for each in threads: each.start()
+    for each in threads: each.join()
+"""
+
+
+def test_threads_that_read_a_type_for_the_first_time_do_not_end_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", _AT_ONCE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
