@@ -57,6 +57,8 @@ class Checkpoint:
         self._folder = folder
         self._numbers = count()
         self._spark = spark.newSession()
+        # Before 4.3 its reader of state asks for what only a session's queries have started.
+        _ = self._spark.streams
         for name, value in _SETTINGS.items():
             self._spark.conf.set(name, value)
         self._spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
