@@ -57,7 +57,7 @@ class Checkpoint:
         self._folder = folder
         self._numbers = count()
         self._spark = spark.newSession()
-        # Before 4.3 its reader of state asks for what only a session's queries have started.
+        # The reader of state of Spark 4.2 asks for a coordinator that nothing has started but what runs queries.
         _ = self._spark.streams
         for name, value in _SETTINGS.items():
             self._spark.conf.set(name, value)
