@@ -14,6 +14,7 @@ from ..keep.clone.plan import Terms
 from ..keep.maintain import protection
 from ..keep.maintain.refresh import refresh
 from ..keep.maintain.removal import Removal, Removed, remove_app
+from ..moments.take.waiting import asks_nobody
 from ..pipeline.kafka.channels import group_of
 from ..results import maintenance
 from ..results import snapshots as shown
@@ -128,7 +129,8 @@ class AppClones(AppHistory):
         """
         client = self._client
         self._check_allowed("to make it anew", yes_really, dry_run=dry_run, here="making it anew")
-        channels, known = client.channels_where_needed("in which a clone has topics of its own"), client.channels()
+        channels = client.channels_where_needed("in which a clone has topics of its own")
+        is_copy = asks_nobody(client.store, self.name)
         done = refresh(
             client.store,
             self.name,
@@ -140,7 +142,7 @@ class AppClones(AppHistory):
             on_progress=on_progress,
             fence=fence,
             # Where its sinks were, is no place in what they will be. Its topics become those of the new one.
-            outside=lambda removal: known.kafka.delete_groups(_groups(removal)) if known is not None else None,
+            outside=lambda removal: None if is_copy else channels.kafka.delete_groups(_groups(removal)),
             on_wait=client.note,
         )
         origin, folder = done.info.origin, done.source.app

@@ -57,6 +57,8 @@ class Checkpoint:
         self._folder = folder
         self._numbers = count()
         self._spark = spark.newSession()
+        # The reader of state of Spark 4.2 asks for a coordinator that nothing has started but what runs queries.
+        _ = self._spark.streams
         for name, value in _SETTINGS.items():
             self._spark.conf.set(name, value)
         self._spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))

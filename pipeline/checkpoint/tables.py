@@ -8,11 +8,11 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, NullType, StructField, StructType, TimestampType
 
 from ...errors import Refused, Usage
 from ...store.sst.arrow_types import from_arrow, to_arrow
+from ..source.spark_types import arrow_of
 from .operators import Kept, Operator
 
 _NO_NAME = re.compile(r"\W+", re.ASCII)
@@ -167,7 +167,7 @@ def _unique(parts: Iterable[FlatColumn]) -> Iterator[FlatColumn]:
 
 def _storable(kind: DataType, column: str, table: str) -> pa.DataType:
     try:
-        return to_arrow(from_arrow(to_arrow_type(kind, timezone="UTC")))
+        return to_arrow(from_arrow(arrow_of(StructType([StructField(column, kind)])).field(0).type))
     except (Usage, TypeError, PySparkException) as error:
         raise Refused(
             f"column {column} of state {table!r} has Spark's type {kind.simpleString()!r}, which no table can have",

@@ -58,13 +58,14 @@ def test_whatever_keeps_the_state(query: str, provider: str, tmp_path: Path, spa
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    ("query", "provider"), [("aggregate", "hdfs"), ("session", "changelog"), ("join", "hdfs"), ("two", "hdfs")]
-)
+@pytest.mark.parametrize(("query", "provider"), [("session", "changelog"), ("join", "hdfs"), ("two", "hdfs")])
 def test_a_checkpoint_of_spark_3_has_what_this_spark_keeps(
     query: str, provider: str, recorded: Callable[[str], Path], tmp_path: Path, spark: SparkSession
 ) -> None:
-    """Of the same query over the same files. Spark's own reader reads no sessions there."""
+    """Of the same query over the same files. Spark's own reader reads no sessions there.
+
+    Not of a deviation, which depends on the order in which a task's rows come.
+    """
     write_input(tmp_path / "input")
     run_query(spark.newSession(), query, provider, tmp_path / "input", tmp_path / "now")
     with opened(str(recorded(f"{query}-spark3")), spark) as older, opened(str(tmp_path / "now"), spark) as newer:
