@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +34,8 @@ T = TypeVar("T")
 ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
 _REMEMBERED_S = 2.0
 """For so long a ref is taken to mean the same moment."""
+_SHARED_S = 1.0
+"""For so long what one request has found is another's, too."""
 _VERSION = re.compile(r"v\d{1,19}")
 
 
@@ -86,6 +88,7 @@ class Service:
         self.peers = Peers(client.store, advertise, self.in_thread, self._rewarm) if advertise else None
         self._followed: LRUCache[str, Newest] = LRUCache(256)
         self._moments: TTLCache[tuple[str, str, str], FreshMoment] = TTLCache(1_024, _REMEMBERED_S)
+        self._shared: TTLCache[Hashable, asyncio.Task[Any]] = TTLCache(256, _SHARED_S)
         self.look_ups = SharedLookUps(self.in_thread)
         self.statements = Statements(client.settings, options.sql_processes, options.sql_memory_mb << 20)
         self.replays = Statements(client.settings, 1, 0, stays=False)
@@ -94,6 +97,13 @@ class Service:
     def in_thread(self, function: Callable[[], T]) -> Coroutine[Any, Any, T]:
         """Call a function where it may wait for the store."""
         return _awaited(asyncio.get_running_loop().run_in_executor(self._pool, function))
+
+    async def shared(self, name: Hashable, function: Callable[[], T]) -> T:
+        """What a function gives in a thread, called once for all who ask by that name at about the same time."""
+        task: asyncio.Task[T] | None = self._shared.get(name)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._shared[name] = asyncio.create_task(self.in_thread(function))
+        return await asyncio.shield(task)
 
     async def newest(self, app: str) -> Newest:
         """Follow an app. Raises `NotFound`, and `Usage`."""

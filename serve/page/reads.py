@@ -1,10 +1,8 @@
 """What the page asks beside other clients: a timeline, first rows of a table, stages, what was left out, the cost."""
 
-import asyncio
 from typing import Annotated, Any
 
 import pyarrow as pa
-from cachetools import TTLCache
 from msgspec import Meta
 
 from ...client import status
@@ -38,7 +36,6 @@ Against = Annotated[
         description="Another moment, as behind the @ of a ref, with which each row is compared; empty for none.",
     ),
 ]
-_newest: TTLCache[tuple[object, ...], "asyncio.Task[dict[str, object]]"] = TTLCache(256, 1.0)
 Every = Annotated[bool, Meta(description="Also records that were retried.")]
 
 
@@ -59,11 +56,7 @@ async def stages(asked: Call, app: AppName, ref: Moment, stage: Stage = "") -> o
     of, cut = asked.app(app), reading.moment.cut
     if reading.is_newest:
         # Kafka is asked, too: once for all who look at the same time.
-        name = (id(asked.service), app, tuple(cut.versions.items()))
-        task = _newest.get(name)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = _newest[name] = asyncio.create_task(asked.service.in_thread(of.stages))
-        found = await asyncio.shield(task)
+        found = await asked.service.shared(("stages", app, *cut.versions.items()), of.stages)
     else:
         found = await asked.service.in_thread(lambda: of.stages(reading.moment))
     tables = {name: manifest.stage for name, manifest in cut.tables.items()}
