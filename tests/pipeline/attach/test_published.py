@@ -20,8 +20,7 @@ from pyspark.sql import SparkSession
 from slackwater.errors import Refused
 from slackwater.keep.attach.tables import declared
 from slackwater.keep.attach.tail import Tail
-from slackwater.pipeline.attach.opened import opened_by
-from slackwater.pipeline.checkpoint import checkpoint as reader
+from slackwater.pipeline.checkpoint.checkpoint import opened
 from slackwater.pipeline.dev.jars import Jars
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.spark.session import with_settings
@@ -130,7 +129,7 @@ def followed(spark: SparkSession, checkpoints: Path, cache: SstCache, query: Run
     eventually(lambda: any(checkpoints.glob("*/commits/0")), "its first batch")
     (folder,) = checkpoints.iterdir()
     store = MemoryStore()
-    with opened_by(str(folder), spark) as found, reader.opened(str(folder), spark) as own:
+    with opened(str(folder), spark) as found, opened(str(folder), spark) as own:
         following = Tail(store, cache, found, "shop", "words", by="host:1", partitions=2)
         following.claim()
         while (newest := found.committed()[-1]) < BATCHES:
@@ -251,5 +250,5 @@ def test_a_query_without_state_is_refused_in_a_sentence(tmp_path: Path, spark: S
     """As the example `structured_blockchain_admission_control.py` is."""
     writer = spark.readStream.format("rate").load().writeStream.format("noop")
     writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(once=True).start().awaitTermination()
-    with pytest.raises(Refused, match="its query keeps none"), opened_by(str(tmp_path / "checkpoint"), spark):
+    with pytest.raises(Refused, match="its query keeps none"), opened(str(tmp_path / "checkpoint"), spark):
         pass
