@@ -10,6 +10,7 @@ From one order on, amounts are in the wrong unit, as happens. It prints what eac
 
 import argparse
 import json
+import math
 import time
 
 from pyspark.sql import SparkSession
@@ -26,7 +27,7 @@ def main() -> None:
     options.add_argument("--customers", type=int, default=100_000)
     options.add_argument("--wrong-from", type=int, default=300_000, help="the first order with a wrong amount")
     options.add_argument("--every", default="1 second", help="a batch so often")
-    options.add_argument("--seconds", type=float, default=3_600)
+    options.add_argument("--seconds", type=float, default=3_600, help="for so long from its first batch on")
     options.add_argument("--provider", choices=("rocksdb", "hdfs"), default="rocksdb")
     said = options.parse_args()
 
@@ -60,10 +61,11 @@ def main() -> None:
         .trigger(processingTime=said.every)
         .start()
     )
-    ends, shown = time.monotonic() + said.seconds, -1
+    ends, shown = math.inf, -1
     while time.monotonic() < ends and not query.awaitTermination(1):
         for batch in query.recentProgress:
             if batch["batchId"] > shown:
+                ends = min(ends, time.monotonic() + said.seconds)
                 shown = batch["batchId"]
                 took_ms = batch["durationMs"]["triggerExecution"]
                 print(json.dumps({"batch": shown, "orders": batch["numInputRows"], "took_ms": took_ms}), flush=True)

@@ -9,6 +9,7 @@ from itertools import zip_longest
 
 import msgspec
 
+from ..learned import learned
 from ..store.versions.manifest import Input, Manifest, Output
 
 
@@ -66,7 +67,7 @@ class Position:
     @classmethod
     def of(cls, value: Mapping[str, object]) -> "Position":
         """From Spark's JSON object."""
-        return msgspec.convert(value, cls)
+        return msgspec.convert(value, learned(cls))
 
     def json(self) -> dict[str, object]:
         """Spark's JSON object. Spark compares its text: the order of the fields is part of the value."""

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from ..errors import Usage
 from ..keep.access.tokens import Verb
+from ..learned import learned
 from ..store.versions import keys
 from ..validation import nearest
 
@@ -168,7 +169,7 @@ def converted(found: Mapping[str, Any], asked: type[msgspec.Struct], what: str, 
             hint=f"there are: {', '.join(known)}",
         )
     try:
-        return msgspec.structs.asdict(msgspec.convert(found, asked, strict=False))
+        return msgspec.structs.asdict(msgspec.convert(found, learned(asked), strict=False))
     except msgspec.ValidationError as error:
         raise Usage(f"{what}: {error}", hint=hint) from None
 

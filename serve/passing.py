@@ -8,6 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from ..instants import now_ms
+from ..learned import learned
 from .peers import HOP
 from .rows.fresh import FreshMoment, TableAnswers
 from .rows.look_ups import Key, Rows, at_once
@@ -84,7 +85,7 @@ async def _passed_on(
         return None
     try:
         if not in_arrow:
-            return Rows([bytes(each) for each in msgspec.json.decode(data, type=_Document).rows])
+            return Rows([bytes(each) for each in msgspec.json.decode(data, type=learned(_Document)).rows])
         found = pa.ipc.open_stream(data).read_all()
         present = found[FOUND].to_pylist()
     except (msgspec.DecodeError, pa.ArrowException, KeyError, UnicodeDecodeError):

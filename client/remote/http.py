@@ -11,6 +11,7 @@ import urllib3
 
 from ... import errors
 from ...errors import Forbidden, Refused, SlackwaterError, Unavailable, Usage
+from ...learned import learned
 
 T = TypeVar("T")
 _ARROW = "application/vnd.apache.arrow.stream"
@@ -38,7 +39,7 @@ class Http:
         """A document, as values of a type. Raises the server's errors, and `Unavailable`."""
         data = self._get(path, asked, "application/json")
         try:
-            return msgspec.json.decode(data, type=kind)
+            return msgspec.json.decode(data, type=learned(kind))
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise self._not_one(str(error)) from None
 

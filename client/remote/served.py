@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ... import instants
 from ...errors import TooMuch, Usage
+from ...learned import learned
 from ...moments.cut.graph import Cut, Thinned
 from ...moments.cut.lineage import Lineage, Window
 from ...moments.cut.stored import Snapshot
@@ -289,7 +290,7 @@ def _text(key: object) -> str:
 def _values(found: object, kind: Any) -> Any:
     import msgspec
 
-    return msgspec.convert(found, kind)
+    return msgspec.convert(found, learned(kind))
 
 
 def _typed(row: dict[str, Any] | None, kinds: dict[str, pa.DataType]) -> dict[str, object] | None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from ...errors import NotFound, Usage
+from ...learned import learned
 from ...store.versions.manifest import Declaration, is_internal
 
 DueBy: TypeAlias = Literal["watermark", "clock"]
@@ -263,6 +264,18 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         return False
 
 
+class OfCode(Kind, frozen=True, kw_only=True, tag=""):
+    """What code of the user's says alone. It is not stored: it may do something else in the next release."""
+
+    code: Any = None
+    """It has the user's own `function`; None of a state as it is stored."""
+    past: ClassVar[Literal["function"]] = "function"
+
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        return self.code.function if self.code is not None else None
+
+
 class Unknown(Kind, frozen=True, tag=""):
     """What was stored of a kind that this program does not know: it is the same, or it is not."""
 
@@ -287,11 +300,11 @@ def kind_of(declared: Declaration) -> Kind:
         one = found.pop(0)
         known[str(one.__struct_config__.tag)] = one
         found += one.__subclasses__()
-    made = known.get(tag) if isinstance(tag, str) else None
-    if made in (None, Kind, Unknown):
+    made = known.get(tag) if isinstance(tag, str) and tag else None
+    if made in (None, Kind):
         return Unknown(declared)
     try:
-        return msgspec.convert(declared, made)
+        return msgspec.convert(declared, learned(made))
     except (msgspec.ValidationError, RecursionError):
         return Unknown(declared)
 

@@ -26,7 +26,7 @@ from .kind import (
     input_of,
     only,
 )
-from .spark_code import PythonRows, in_order
+from .spark_code import PythonRows, SparkCode, in_order
 from .structs import Fields, Structs
 from .update import Update
 
@@ -65,13 +65,10 @@ class FunctionCode:
     order_by: tuple[str, ...] = ()
 
 
-class PandasState(Kind, frozen=True, tag="pandas_state"):
+class PandasState(SparkCode, frozen=True, tag="pandas_state"):
     """A declared function."""
 
     timeout: Timeout = "NoTimeout"
-    code: Any = None
-    """`FunctionCode`; None of a function as it is stored."""
-    past: ClassVar[Literal["function"]] = "function"
     not_final: ClassVar[tuple[str, str]] = (
         "pandas_state(...), whose function says itself what it emits",
         "have the function set a timeout for the end of the window",
@@ -86,10 +83,6 @@ class PandasState(Kind, frozen=True, tag="pandas_state"):
         return PandasState(self.timeout)
 
     @property
-    def function(self) -> Callable[..., Any] | None:
-        return self.code.function if self.code is not None else None
-
-    @property
     def due_text(self) -> str:
         return f"timeouts by {self.timeout}" if self.timeout != "NoTimeout" else ""
 
@@ -102,9 +95,6 @@ class PandasState(Kind, frozen=True, tag="pandas_state"):
         if isinstance(now, PandasState):
             return self.timeout in ("NoTimeout", now.timeout)
         return isinstance(now, Update)
-
-    def may_become(self, now: Kind) -> bool:
-        return isinstance(now, PandasState | Update)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
         """Fix the table's columns."""

@@ -19,7 +19,7 @@ from ...errors import NotFound, Refused, Usage
 from ...store.sst.types import DUE
 from .. import multi_input
 from .kind import NO_MOMENT, BatchMoment, Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of, input_of
-from .spark_code import Begin, Handle, PythonRows, in_order
+from .spark_code import Begin, Handle, PythonRows, SparkCode, in_order
 from .state_variables import NEVER, TIMERS, KeysAtHand, StateColumn, Timers, Variable, expires, least
 from .update import Update
 
@@ -45,15 +45,12 @@ class ProcessorCode:
     """The input that has what keys begin with; empty for none."""
 
 
-class Processor(Kind, frozen=True, tag="processor"):
+class Processor(SparkCode, frozen=True, tag="processor"):
     """A declared class."""
 
     time_mode: TimeMode = "None"
     variables: dict[str, Variable] = field(default_factory=dict)
     """By name; of a class that the program declares, `code` knows them."""
-    code: Any = None
-    """`ProcessorCode`; None of a class as it is stored."""
-    past: ClassVar[Literal["function"]] = "function"
     not_final: ClassVar[tuple[str, str]] = (
         "processor(...), whose class says itself what it emits",
         "have the class register a timer for the end of the window",
@@ -68,10 +65,6 @@ class Processor(Kind, frozen=True, tag="processor"):
         if self.code is None:
             return self
         return Processor(self.time_mode, {each.name: each.variable for each in self.code.columns()})
-
-    @property
-    def function(self) -> Callable[..., Any] | None:
-        return self.code.function if self.code is not None else None
 
     @property
     def due_text(self) -> str:
@@ -95,9 +88,6 @@ class Processor(Kind, frozen=True, tag="processor"):
         if isinstance(now, Processor):
             return self.time_mode in ("None", now.time_mode)
         return isinstance(now, Update)
-
-    def may_become(self, now: Kind) -> bool:
-        return isinstance(now, Processor | Update)
 
     def needed_in(self, column: str) -> str:
         return "rows fall due by it" if column == TIMERS else ""

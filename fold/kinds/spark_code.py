@@ -9,9 +9,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Refused
-from .kind import BatchMoment
+from .kind import BatchMoment, Kind, OfCode
 from .state_variables import StateVariable, Timers
 from .structs import SparkStruct
+from .update import Update
+
+
+class SparkCode(OfCode, frozen=True, kw_only=True, tag=""):
+    """Code for one of Spark's stateful operators."""
+
+    def may_become(self, now: Kind) -> bool:
+        return isinstance(now, type(self) | Update)
 
 
 class PythonRows(Protocol):

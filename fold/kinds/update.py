@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ...errors import NotFound, Refused, Usage
 from .. import multi_input
 from .due import BoundDue
-from .kind import Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of
+from .kind import Bound, DueBy, Groups, Kind, Merged, OfCode, check_value_names, field_of
 
 Function = Callable[..., "pa.Table | tuple[pa.Table, ...]"]
 """Of the user's; see `slackwater.update`."""
@@ -30,15 +30,12 @@ class Code:
     order_by: tuple[str, ...] = ()
 
 
-class Update(Kind, frozen=True, tag="update"):
+class Update(OfCode, frozen=True, tag="update"):
     """A declared update."""
 
     due: str = ""
     """The value column at whose time rows fall due; empty where they never do."""
     due_by: DueBy = "watermark"
-    code: Any = None
-    """`Code`; None of an update as it is stored."""
-    past: ClassVar[Literal["function"]] = "function"
     not_final: ClassVar[tuple[str, str]] = (
         "update(...), whose function says itself what it emits",
         'keep the end of the window in a column of the state, and say update(..., due="that column")',
@@ -50,10 +47,6 @@ class Update(Kind, frozen=True, tag="update"):
     @property
     def declaration(self) -> "Update":
         return Update(self.due, self.due_by)
-
-    @property
-    def function(self) -> Function | None:
-        return self.code.function if self.code is not None else None
 
     @property
     def due_text(self) -> str:

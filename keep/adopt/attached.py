@@ -23,17 +23,6 @@ from ..attach.checkpoint import DELETED, ReadableBatch, ReadableCheckpoint, Read
 from ..attach.tables import declared, tables_in
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """`ReadableBatch`."""
-
-    id: int
-    offsets: dict[str, tuple[int, ...]]
-    watermark_ms: int | None
-    next_watermark_ms: int | None
-    committed_ms: int
-
-
 @dataclass(slots=True)
 class AttachedHistory:
     """`ReadableCheckpoint`: of batches that a stage was attached to by its versions, of later ones by the checkpoint.
@@ -111,7 +100,7 @@ class AttachedHistory:
         else:
             next_watermark_ms = self.checkpoint.batch(batch).next_watermark_ms
         offsets = {name: each.offsets for name, each in version.inputs.items()}
-        return _Batch(batch, offsets, version.watermark_ms, next_watermark_ms, version.time_ms)
+        return ReadableBatch(batch, offsets, version.watermark_ms, next_watermark_ms, version.time_ms)
 
     def rows(self, table: ReadableTable, batch: int, /) -> Iterable[pa.RecordBatch]:
         """The rows of a version, or of the checkpoint."""

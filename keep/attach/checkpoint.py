@@ -1,6 +1,7 @@
 """The seam to a checkpoint of a query of Spark: what must be told of it. It is read, and never written."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
@@ -29,28 +30,20 @@ class ReadableTable(Protocol):
         """All others. No two columns have one name."""
 
 
-class ReadableBatch(Protocol):
+@dataclass(frozen=True, slots=True)
+class ReadableBatch:
     """One batch of the query that is committed."""
 
-    @property
-    def id(self) -> int:
-        """Its number, from 0."""
-
-    @property
-    def offsets(self) -> Mapping[str, tuple[int, ...]]:
-        """Where each source stands after it: of a Kafka topic, the next offset to read, by partition."""
-
-    @property
-    def watermark_ms(self) -> int | None:
-        """The watermark by which it was computed, milliseconds since 1970 UTC; None where there is none."""
-
-    @property
-    def next_watermark_ms(self) -> int | None:
-        """The one that it left, by which the next batch is computed; None where there is none."""
-
-    @property
-    def committed_ms(self) -> int:
-        """When Spark committed it, milliseconds since 1970 UTC."""
+    id: int
+    """Its number, from 0."""
+    offsets: Mapping[str, tuple[int, ...]]
+    """Where each source stands after it: of a Kafka topic, the next offset to read, by partition."""
+    watermark_ms: int | None
+    """The watermark by which it was computed, milliseconds since 1970 UTC; None where there is none."""
+    next_watermark_ms: int | None
+    """The one that it left, by which the next batch is computed; None where there is none."""
+    committed_ms: int
+    """When Spark committed it, milliseconds since 1970 UTC."""
 
 
 class ReadableCheckpoint(Protocol):

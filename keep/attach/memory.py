@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from ...errors import Gone
-from .checkpoint import DELETED, ReadableTable
+from .checkpoint import DELETED, ReadableBatch, ReadableTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,17 +17,6 @@ class MemoryTable:
     key: pa.Schema
     values: pa.Schema
     kind: str = "aggregate"
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryBatch:
-    """A batch of it: `ReadableBatch`."""
-
-    id: int
-    offsets: Mapping[str, tuple[int, ...]]
-    watermark_ms: int | None
-    committed_ms: int
-    next_watermark_ms: int | None = None
 
 
 Row = tuple[object, ...]
@@ -44,7 +33,7 @@ class MemoryCheckpoint:
     query: str = "6a1c9c30-0000-4000-8000-000000000000"
     where: str = "memory:checkpoint"
     keeps_changes: bool = True
-    batches: list[MemoryBatch] = field(default_factory=list)
+    batches: list[ReadableBatch] = field(default_factory=list)
     first: int = 0
     """The oldest batch whose state and changes can be read."""
     _states: list[dict[str, dict[Row, Row]]] = field(default_factory=list)
@@ -70,7 +59,7 @@ class MemoryCheckpoint:
         self._states.append(state)
         self._changes.append(changes)
         at = len(self.batches)
-        self.batches.append(MemoryBatch(at, dict(offsets), watermark_ms, committed_ms, next_watermark_ms))
+        self.batches.append(ReadableBatch(at, dict(offsets), watermark_ms, next_watermark_ms, committed_ms))
 
     def clean_up(self, before: int) -> None:
         """What Spark does in the background: batches before this one are gone, as far as another one is left."""
@@ -89,7 +78,7 @@ class MemoryCheckpoint:
         there = self.committed() if up_to is None else range(self.first, min(up_to + 1, len(self.batches)))
         return there if self.keeps_changes else there[-1:]
 
-    def batch(self, batch: int, /) -> MemoryBatch:
+    def batch(self, batch: int, /) -> ReadableBatch:
         """As `ReadableCheckpoint`."""
         self._check_there(batch)
         return self.batches[batch]

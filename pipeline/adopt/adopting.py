@@ -23,7 +23,7 @@ from ..api.app import App
 from ..api.stage import Stage
 from ..api.starting_offsets import starting_offsets_in
 from ..api.topic import Topic
-from ..attach.opened import opened_by
+from ..checkpoint import checkpoint as reader
 from ..kafka.protocol import Kafka
 from ..migrate.first_version import FirstVersion, first_version
 from ..run.program import load_app
@@ -101,7 +101,7 @@ def opened(
     ) as spark:
         program = load_app(query.path, name=query.app or None, store=store)
         (declared,) = program.select((query.stage,))
-        with opened_by(query.checkpoint, spark) as found:
+        with reader.opened(query.checkpoint, spark) as found:
             checkpoint = _with_history(found, query.attached, store, cache)
             if (done := adopted_before(store, program.name, query.stage, checkpoint.query)) is not None:
                 yield Adopting(None, None, done, None, program, checkpoint, spark)

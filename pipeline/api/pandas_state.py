@@ -48,7 +48,7 @@ def pandas_state(
     code = FunctionCode(
         function, lambda: schema_of(state), lambda: schema_of(output), _Begin(function, timeout), AsFrames(), order
     )
-    return PandasState(timeout, code)
+    return PandasState(timeout, code=code)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def update(
     columns = (order_by,) if isinstance(order_by, str) else tuple(order_by)
     each = emits if isinstance(emits, tuple | list) else () if emits is None else (emits,)
     code = Code(function, partial(schema_of, state), tuple(partial(schema_of, one) for one in each), columns)
-    return Update(due or "", due_by if due else "watermark", code)
+    return Update(due or "", due_by if due else "watermark", code=code)
 
 
 def schema_of(columns: Columns) -> pa.Schema:

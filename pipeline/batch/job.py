@@ -19,6 +19,7 @@ from ...fold.multi_input import TAG, name_of
 from ...fold.next_version import TaskReport, Written
 from ...fold.records import Position
 from ...fold.step import Step
+from ...learned import learned
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.settings import S3Access
 from ...store.read.cache import SstCache
@@ -236,7 +237,7 @@ def _run(rows: DataFrame, task: Task) -> tuple[TaskReport, ...]:
         return task(batches)
 
     collected = rows.mapInArrow(work, RESULT_SCHEMA).collect()
-    results = tuple(msgspec.msgpack.decode(bytes(row.result), type=TaskReport) for row in collected)
+    results = tuple(msgspec.msgpack.decode(bytes(row.result), type=learned(TaskReport)) for row in collected)
     if failed := [each.failed for each in results if each.failed is not None]:
         raise StateFailed.of(failed)
     return results

@@ -8,6 +8,7 @@ of each row, and costs a hash table: not worth it where most keys come once, as 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from pyspark import __version__
 from pyspark.sql import DataFrame
 from pyspark.sql import types as t
 
@@ -34,6 +35,8 @@ _IN_PLACE = (t.BooleanType, t.DecimalType, *_FRACTIONS, *_NUMBERED)
 """Types whose values Spark's hash table replaces where they are."""
 _KEPT = (t.StringType, t.BinaryType, *_IN_PLACE)
 """Types of which a smallest, largest, first or last value is kept."""
+_KEEPS_IN_PLACE = tuple(map(int, __version__.split(".")[:2])) >= (4, 2)
+"""Whether Spark's `max_by` can be told how many to keep: it does so in its hash table, and else sorts the rows."""
 _BOUND = "_slackwater_bound"
 """A column with the time from which on rows are too far ahead of the clock, in microseconds since 1970."""
 _BATCH = "_slackwater_batch"
@@ -161,7 +164,12 @@ def _parts(made: Aggregate, schema: t.StructType) -> dict[str, str]:
         column = f"CASE WHEN NOT isnan({column}) THEN {column} END"
     if isinstance(kind, _IN_PLACE):
         return {"value": f"{made.function}({column})"}
-    return {"value": f"get({made.function}_by({column}, {column}, 1), 0)"}
+    return {"value": _by(made.function, column, column)}
+
+
+def _by(function: str, value: str, rank: str) -> str:
+    """Of several rows, the value of that with the largest rank, or the smallest (`max`, `min`), as SQL."""
+    return f"get({function}_by({value}, {rank}, 1), 0)" if _KEEPS_IN_PLACE else f"{function}_by({value}, {rank})"
 
 
 def _picked(made: Aggregate, schema: t.StructType) -> str:
@@ -174,4 +182,4 @@ def _picked(made: Aggregate, schema: t.StructType) -> str:
     order = number if made.function == "last" else f"~{number}"
     known = f"NOT isnan({value})" if isinstance(schema[str(made.column)].dataType, _FRACTIONS) else "true"
     rank = f"CASE WHEN {by} IS NOT NULL THEN struct({order}, {value} IS NOT NULL, {known}, {value}) END"
-    return f"get(max_by(struct({value} AS value, {by} AS by), {rank}, 1), 0)"
+    return _by("max", f"struct({value} AS value, {by} AS by)", rank)

@@ -15,15 +15,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from ...errors import ObjectNotFound, Refused
+from ...errors import NotFound, ObjectNotFound, Refused
+from ...keep.attach.checkpoint import DELETED, ReadableBatch, ReadableTable
 from ...whole_file import temporary_folder
-from .files import CheckpointBatch, CheckpointFiles
+from .files import CheckpointFiles
 from .places import place
 from .state_files import StoreFolder
 from .tables import StateTable, state_table
 
-DELETED = "_deleted"
-"""The column of a batch's changes that is true where the row is gone."""
 _BATCH, _ORDER = "_batch", "_order"
 _AT_A_TIME_BYTES = 32 << 20
 """So many bytes of change files are read by one job of Spark's, unless one batch has more."""
@@ -41,19 +40,20 @@ def opened(where: str, spark: SparkSession) -> Iterator["Checkpoint"]:
     Raises `NotFound` where there is none, `Refused` for state that cannot be carried, by name.
     """
     with temporary_folder() as folder:
-        yield Checkpoint(CheckpointFiles(place(where, spark)), spark, folder)
+        yield Checkpoint(where, CheckpointFiles(place(where, spark)), spark, folder)
 
 
 class Checkpoint:
-    """Reads; see `opened`. For one thread. Spark runs on this machine: it reads a folder of this process.
+    """`ReadableCheckpoint`; see `opened`. For one thread. Spark runs on this machine: it reads a folder of ours.
 
     Attributes:
+        where: The folder or address, as it was given.
         files: What is known without Spark: which batches there are, and of each how far it read.
         tables: All that the query keeps; of these the first has no name.
     """
 
-    def __init__(self, files: CheckpointFiles, spark: SparkSession, folder: Path) -> None:
-        self.files = files
+    def __init__(self, where: str, files: CheckpointFiles, spark: SparkSession, folder: Path) -> None:
+        self.where, self.files = where, files
         self._folder = folder
         self._numbers = count()
         self._spark = spark.newSession()
@@ -65,24 +65,28 @@ class Checkpoint:
         self.tables = self._tables(files.committed()[-1])
 
     @property
-    def id(self) -> str:
-        """The query's."""
+    def query(self) -> str:
+        """The query's id."""
         return self.files.id
 
     def committed(self) -> range:
-        """The batches whose commit is there now, without gaps up to the newest."""
-        return self.files.committed()
+        """The batches whose commit is there now, without gaps up to the newest; none where all are gone."""
+        try:
+            return self.files.committed()
+        except NotFound:
+            return range(0)
 
-    def available(self, up_to: int | None = None) -> range:
+    def available(self, up_to: int | None = None, /) -> range:
         """The batches whose whole state can be read now, without gaps up to the newest, or to one."""
         return self.files.available(up_to)
 
-    def batch(self, batch: int) -> CheckpointBatch:
+    def batch(self, batch: int, /) -> ReadableBatch:
         """One committed batch. Raises `Gone` where it was cleaned up."""
         return self.files.batch(batch)
 
-    def rows(self, table: StateTable, batch: int) -> Iterator[pa.RecordBatch]:
+    def rows(self, table: ReadableTable, batch: int, /) -> Iterator[pa.RecordBatch]:
         """The whole state at the end of a batch, in no order. Raises `Gone` where it cannot be read any more."""
+        assert isinstance(table, StateTable)  # noqa: S101  it is one of `tables`
         with self._own_folder() as folder:
             rows = self._spooled(table, batch, folder)
             for file in sorted(rows.glob("*.parquet")):
@@ -97,12 +101,13 @@ class Checkpoint:
                 self.files.bring_whole(self._stores(table), batch, folder)
             yield self._read(table, folder, batch, batchId=batch).select(*table.columns())
 
-    def changes(self, table: StateTable, after: int, up_to: int) -> Iterator[pa.Table]:
+    def changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterator[pa.Table]:
         """What each batch changed, from the one behind `after` to `up_to`: one table each, with the column `_deleted`.
 
         A key is there once in each. A batch of which nothing but the whole state was kept is compared with the one
         before it. Raises `Gone` where files were cleaned up.
         """
+        assert isinstance(table, StateTable)  # noqa: S101  it is one of `tables`
         with self._own_folder() as spool:
             with self.files.reading(up_to):
                 self.files.check_variables()

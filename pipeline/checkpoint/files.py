@@ -16,11 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec import Struct
-
 from ...errors import Gone, NotFound, ObjectNotFound, Refused
+from ...keep.attach.checkpoint import ReadableBatch
 from .before_4 import metadata_before_4
-from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, SourceOffsets, commit, offsets, query_id
+from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, commit, offsets, offsets_of, query_id
 from .operators import FOLDERS, SCHEMAS, Operator, is_metadata, metadata_of, operator_in
 from .places import Readable
 from .state_files import StateFile, StoreFolder, named_in, state_file, whole_of, whole_versions
@@ -31,22 +30,6 @@ _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _AT_A_TIME = 16
 _PIECE_BYTES = 16 << 20
-
-
-class CheckpointBatch(Struct, frozen=True):
-    """One committed batch of a query."""
-
-    id: int
-    sources: tuple[SourceOffsets, ...]
-    """How far each was read at its end."""
-    time_ms: int
-    """When it was planned, by the query's clock."""
-    watermark_ms: int | None
-    """The one with which it ran; None where there is none."""
-    next_watermark_ms: int | None
-    """The one with which the next batch runs, likewise."""
-    committed_ms: int
-    """When its commit was written, by storage's clock."""
 
 
 class CheckpointFiles:
@@ -155,7 +138,7 @@ class CheckpointFiles:
                 )
         self._metadata |= found
 
-    def batch(self, batch: int) -> CheckpointBatch:
+    def batch(self, batch: int) -> ReadableBatch:
         """One committed batch. Raises `Gone` where it was cleaned up."""
         if batch not in self._commits:
             self.committed()
@@ -164,8 +147,8 @@ class CheckpointFiles:
             self._read_commits([batch])
             if batch not in self._commits or (ended := self._said_commits.get(batch)) is None:
                 raise ObjectNotFound(f"{COMMITS}{batch}", self.url)
-            return CheckpointBatch(
-                batch, said.sources, said.time_ms, said.watermark_ms, ended.next_watermark_ms, self._commits[batch]
+            return ReadableBatch(
+                batch, offsets_of(said.sources), said.watermark_ms, ended.next_watermark_ms, self._commits[batch]
             )
 
     def format_of(self, batch: int) -> int:

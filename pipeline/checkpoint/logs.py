@@ -1,7 +1,7 @@
 """What Spark's own logs in a checkpoint say of a batch: the text files `metadata`, `offsets/N` and `commits/N`."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -130,3 +130,30 @@ def _positions(of: Mapping[int, int]) -> tuple[int, ...]:
 
 def _unreadable(key: str, error: Exception) -> Corruption:
     return Corruption(f"{key} of the checkpoint is not as Spark writes it: {error}", object_key=key)
+
+
+def offsets_of(sources: Iterable[SourceOffsets]) -> dict[str, tuple[int, ...]]:
+    """Where each source stands: a Kafka topic by partition, another source by the one number that says it.
+
+    A source of which Spark keeps no number is none of them.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for source in sources:
+        # The same topic may be read twice; of a partition that is not read, Spark says -1.
+        for topic, ends in source.topics.items():
+            found[f"{topic}.{source.source}" if topic in found else topic] = tuple(max(0, at) for at in ends)
+        if not source.topics and (at := _number(source.text)) is not None:
+            found[f"source-{source.source}"] = (at,)
+    return found
+
+
+def _number(text: str) -> int | None:
+    """The number of a file source's log, of rows or of seconds; None where there is none."""
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return None
+    if isinstance(said, Mapping):
+        # The number of the last entry of a file source's log, from 0.
+        said = said["logOffset"] + 1 if isinstance(said.get("logOffset"), int) else None
+    return max(0, said) if isinstance(said, int) else None

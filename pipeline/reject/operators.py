@@ -19,6 +19,7 @@ from pyspark.sql.types import StringType, StructType, _parse_datatype_string
 
 from ...fold.culprit import TooMany
 from ...fold.failing import Failure
+from ...learned import learned
 from ..spark.plans import children, frame_of, kind, listed, nodes, number_of, numbered, optimised, plan_of, sequence
 from ..spark.session import COMMON_PARTS, part_by_part
 from .blame import blamed_of_java, raised
@@ -194,7 +195,7 @@ class Operators:
         """What a function's stand-in gives, of a plan of numbers and texts."""
         failed = plan_of(frame_of(plan, self._session).where("why IS NOT NULL"))
         rows = frame_of(self._at_most(failed), self._session).collect()
-        return {row[0]: msgspec.json.decode(row[1], type=Failure) for row in rows}
+        return {row[0]: msgspec.json.decode(row[1], type=learned(Failure)) for row in rows}
 
     def _at_most(self, plan: Any) -> Any:
         """So many rows of each of a plan's tasks that there are more than may fail, if there are."""

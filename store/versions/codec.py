@@ -13,13 +13,13 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from functools import cache
-from threading import Lock
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import xxhash
 
 from ...errors import Corruption, Unstorable
+from ...learned import learned
 from ..objects.protocol import ObjectStore
 from . import checks
 from .limits import MAX_OBJECT_BYTES, MAX_OBJECT_VALUES
@@ -47,14 +47,9 @@ class _Header(msgspec.Struct):
     format: int
 
 
-_making = Lock()
-
-
 @cache
 def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
-    # msgspec 0.22 learns a type at its first use; two threads that have it learn the same one at once end the process.
-    with _making:
-        return msgspec.json.Decoder(kind)
+    return msgspec.json.Decoder(learned(kind))
 
 
 def encode(value: msgspec.Struct) -> bytes:

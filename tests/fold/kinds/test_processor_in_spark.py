@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyspark
 import pytest
 import slackwater as sw
 from pyspark import cloudpickle
@@ -162,6 +163,9 @@ def test_a_class_gives_the_rows_of_sparks_transform_with_state(
     tmp_path: Path, time_mode: str, in_pandas: bool, ttl_ms: int | None
 ) -> None:
     ops = OPS if time_mode == "None" else (*OPS, *TIMER_OPS, "timer")
+    if pyspark.__version__.startswith("4.0."):
+        # There a list with a null of a number ends Spark's own worker.
+        ops = tuple(each for each in ops if each != "put")
     steps = schedule(7, ops, steps=4, soon_ms=2_000 if time_mode == "ProcessingTime" else 900_000)
     made = (CommandedFrames if in_pandas else Commanded)(time_mode, ttl_ms)
 

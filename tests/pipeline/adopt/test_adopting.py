@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 import slackwater as sw
 from slackwater.errors import Refused
-from slackwater.keep.attach.memory import MemoryBatch, MemoryCheckpoint, MemoryTable
+from slackwater.keep.attach.checkpoint import ReadableBatch
+from slackwater.keep.attach.memory import MemoryCheckpoint, MemoryTable
 from slackwater.pipeline.adopt.adopting import Query, batches_of, offsets_of
 from slackwater.pipeline.api.stage import Stage
 
@@ -41,7 +42,7 @@ def stage(*reads: object) -> Stage:
 
 def where(offsets: Mapping[str, tuple[int, ...]], *said: str, of: Stage | None = None) -> list[str]:
     query = Query("/checkpoints/totals", "shop.py", "totals", offsets=said)
-    return offsets_of(of or stage(sw.topic("orders")), MemoryBatch(7, offsets, None, 1), query)
+    return offsets_of(of or stage(sw.topic("orders")), ReadableBatch(7, offsets, None, None, 1), query)
 
 
 def test_all_batches_that_can_be_read_become_versions_up_to_one_that_is_said() -> None:

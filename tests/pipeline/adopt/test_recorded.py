@@ -11,8 +11,8 @@ from slackwater.keep.adopt.adoption import Adoption
 from slackwater.keep.adopt.checksum import of_rows, of_version
 from slackwater.keep.adopt.mapping import mapping_of
 from slackwater.pipeline.adopt.program_text import program_text
-from slackwater.pipeline.attach.opened import opened_by
 from slackwater.pipeline.batch.schemas import shapes
+from slackwater.pipeline.checkpoint.checkpoint import opened
 from slackwater.pipeline.run.program import load_app
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -63,7 +63,7 @@ def test_the_emitted_program_fits_and_each_version_is_what_spark_reads(name: str
         tmp_path / f"{name.partition('-')[0]}_made.py",
     )
     topics = ("orders", "payments") if name.startswith("join") else ("orders",)
-    with opened_by(unpacked(name, tmp_path / "checkpoint"), spark) as found:
+    with opened(unpacked(name, tmp_path / "checkpoint"), spark) as found:
         if name.startswith("transform"):
             program.write_text(textwrap.dedent(CLASS))
         else:
@@ -103,6 +103,6 @@ def test_the_emitted_program_fits_and_each_version_is_what_spark_reads(name: str
 )
 def test_what_no_stage_goes_on_from_is_refused_by_name(name: str, lacks: str, tmp_path: Path) -> None:
     spark = SparkSession.builder.getOrCreate()
-    with opened_by(unpacked(name, tmp_path / "checkpoint"), spark) as found, pytest.raises(Refused) as caught:
+    with opened(unpacked(name, tmp_path / "checkpoint"), spark) as found, pytest.raises(Refused) as caught:
         program_text(found.tables, ["orders"], "shop", "made", found.where, found.query)
     assert lacks.partition(",")[0] in caught.value.message

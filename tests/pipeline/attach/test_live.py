@@ -13,7 +13,7 @@ from random import Random
 import pytest
 from slackwater.keep.attach.checkpoint import ReadableCheckpoint
 from slackwater.keep.attach.tail import Tail
-from slackwater.pipeline.attach.opened import opened_by
+from slackwater.pipeline.checkpoint.checkpoint import opened
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
@@ -77,7 +77,7 @@ def test_each_batch_of_a_live_query_is_a_version_with_its_state(tmp_path: Path, 
     spark = SparkSession.getActiveSession()
     assert spark is not None
     compared = 0
-    with live_query(where, "--seconds", "15", "--provider", provider) as query, opened_by(str(where), spark) as found:
+    with live_query(where, "--seconds", "15", "--provider", provider) as query, opened(str(where), spark) as found:
         following = Tail(store, cache, found, "shop", "totals", by="host:1", partitions=2)
         following.claim()
         while query.poll() is None:

@@ -11,6 +11,7 @@ import slackwater as sw
 from confluent_kafka import Producer
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
@@ -26,7 +27,11 @@ from slackwater.pipeline.spark.user_errors import translate
 from tests.pipeline.messages.avro_messages import encoded, record
 from tests.support.registries import EmbeddedRegistry
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.usefixtures("one_spark"),
+    pytest.mark.skipif(not hasattr(F, "arrow_udf"), reason="Spark 4.0 has no scalar functions of Arrow: it is refused"),
+]
 
 SHOP = Path(__file__).parents[3] / "examples" / "shop.py"
 FIELDS = [{"name": "number", "type": "int"}, {"name": "customer", "type": "string"}]
@@ -112,6 +117,12 @@ def test_the_example_adds_up_what_two_writers_send(
         {"country": "?", "orders": 1, "cents": None, "last": 30},
         {"country": "de", "orders": 30, "cents": sum(range(30)), "last": 29},
     ]
+
+
+def test_a_spark_without_functions_of_arrow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(F, "arrow_udf")
+    with pytest.raises(Refused, match=r"which Spark has from 4\.1 on"):
+        sw.decode("value", registry="http://localhost:1")
 
 
 def test_what_cannot_be_meant_is_said_before_anything_runs(registry: EmbeddedRegistry) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from slackwater.fold.kinds.upsert import upsert
 from slackwater.fold.step import Step
 from slackwater.pipeline.api.update import parse_ddl
 from slackwater.pipeline.batch.job import run_state
 from slackwater.pipeline.batch.state_task import StateTask
+from slackwater.pipeline.source.spark_types import arrow_of
 from slackwater.pipeline.spark.places import Places
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
@@ -57,7 +57,7 @@ def test_structs_hash_as_in_spark_and_its_tasks_write_rows_that_expire(one_spark
     assert hashed["h"].to_pylist() == hash_keys(hashed, ["k"]).tolist()
     assert hashed["two"].to_pylist() == hash_keys(hashed, ["at", "k"]).tolist()
 
-    arrow = to_arrow_schema(schema, timezone="UTC")
+    arrow = arrow_of(schema)
     bound = upsert(by="at").bind([arrow], ("k",))
     table = Table(
         (Column("k", from_arrow(arrow.field("k").type)),),

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 from slackwater.fold.records import Position
 from slackwater.pipeline.kafka.memory import MemoryKafka
@@ -18,6 +17,7 @@ from slackwater.pipeline.kafka.messages import send
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA
 from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import TopicSourceReader
+from slackwater.pipeline.source.spark_types import arrow_of
 from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.pipeline.spark.plans import first_column, needed_columns, optimised_paths, plan_of
 
@@ -110,7 +110,7 @@ def test_a_reader_fetches_what_is_needed_and_the_rest_is_null(memory_kafka: Memo
     memory_kafka.create_topics({topic: 1})
     send(memory_kafka, topic, [(0, b"one"), (0, b"two")], b"", patience_s=30)
     told = PlannerFiles(tmp_path)
-    schema = to_arrow_schema(COLUMNS, timezone="UTC")
+    schema = arrow_of(COLUMNS)
 
     def read() -> pa.Table:
         options = SourceOptions(input="orders", topic=topic, stage="s", told=str(tmp_path), patience_s=30)

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StructType
 from slackwater.fold.records import Position
 from slackwater.pipeline.kafka.memory import MemoryKafka
@@ -18,6 +17,7 @@ from slackwater.pipeline.kafka.protocol import Record
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA
 from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import ChannelSourceReader, TopicSourceReader
+from slackwater.pipeline.source.spark_types import arrow_of
 from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.pipeline.spark.plans import first_column, optimised_paths, plan_of
 from slackwater.pipeline.spark.shares import needed_shares, of_share
@@ -139,7 +139,7 @@ def test_readers_leave_out_the_records_and_rows_of_other_keys(memory_kafka: Memo
 
     def read(name: str) -> pa.Table:
         of_topic = SourceOptions(input=name, topic=name, stage="s", told=str(tmp_path), patience_s=30)
-        schema, private = to_arrow_schema(schemas[name], timezone="UTC"), Private(memory_kafka.properties)
+        schema, private = arrow_of(schemas[name]), Private(memory_kafka.properties)
         make = TopicSourceReader if name == topic else ChannelSourceReader
         reader = make(of_topic, schemas[name], private)
         reader._attempts = lambda _start, _end: frozenset({"a1"})  # type: ignore[method-assign]

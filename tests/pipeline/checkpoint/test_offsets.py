@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from slackwater.pipeline.attach.opened import offsets_of
-from slackwater.pipeline.checkpoint.logs import offsets
+from slackwater.pipeline.checkpoint.logs import offsets, offsets_of
 
 HEAD = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1_700_000_000_000, "conf": {}})
 
