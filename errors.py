@@ -96,6 +96,10 @@ class Gone(Refused):
     """Records that are to be read are not in Kafka any more."""
 
 
+class Forgotten(Gone):
+    """Of records that are to be read, some held keys that were forgotten: fewer are there, and that is right."""
+
+
 class Unstorable(Refused, ValueError):
     """A value that could not be read again is not written. Nothing was."""
 

@@ -86,6 +86,8 @@ def collected(done: Collected) -> Words:
         yield f"{plural(done.leftovers, 'write')} that had broken off"
     for lost in done.absent:
         yield f"snapshot {lost.snapshot} pins {lost.stage}@v{lost.version}, which is not there; what else it pins stays"
+    for sentence in done.damaged:
+        yield f"nothing was collected of one archive: {sentence}"
     if waiting := sum(each.waiting_ssts for each in done.stages):
         yield f"{plural(waiting, 'SST')} that nothing names yet may be named by the next batch, and stay"
     if done.retention.keeps_everything:

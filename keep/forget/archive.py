@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import pyarrow as pa
 
 from ... import instants
-from ...errors import CommitConflict, ObjectNotFound
+from ...errors import CommitConflict, Corruption, ObjectNotFound
 from ...moments.cut.moments import heads_of, stages_of
 from ...moments.status import lag
 from ...moments.status.archives import archives_of
@@ -28,7 +28,7 @@ def holders(search: Search) -> Iterator[tuple[ArchiveIndex, ArchiveObject]]:
 
     Those that hold none are known as `Search.clean` from then on.
     """
-    for archive in index.all_of(search.member.store, search.member.app):
+    for archive in search.archives():
         for one in archive.objects:
             if one.object in search.clean:
                 continue
@@ -56,7 +56,7 @@ def take_out(search: Search, *, by: str, now_ms: Callable[[], int]) -> Iterator[
             return
         for archive, changes in by_archive.values():
             # It changes nothing where one of them was merged meanwhile: then all are looked at again.
-            index.change(store, archive, index.exchanged(changes), by=by, now_ms=now_ms())
+            index.change(store, archive, index.exchanged(changes, forgotten=True), by=by, now_ms=now_ms())
         yield from taken
     raise CommitConflict(
         f"the input archive of {search.member.app} kept changing while keys were to be forgotten", version=0
@@ -69,10 +69,15 @@ def unnamed(search: Search) -> Iterator[tuple[Held, bool]]:
     And whether an earlier one names it: then nobody will any more. Else it was put a moment ago, or is litter.
     """
     store, app = search.member.store, search.member.app
-    for archive in index.all_of(store, app):
+    for archive in search.archives():
         listed = [info for info in store.list(archive.prefix) if info.key.endswith(".parquet")]
         # After the listing: what was appended in between is named.
-        indexes = [frozenset(one.object for one in each.objects) for each in INDEXES.all(store, archive.prefix)]
+        try:
+            all_indexes = INDEXES.all(store, archive.prefix)
+        except Corruption as error:
+            search.damaged[error.object_key] = error
+            continue
+        indexes = [frozenset(one.object for one in each.objects) for each in all_indexes]
         earlier = frozenset().union(*indexes)
         for info in listed:
             if info.key not in indexes[-1] and _of_bytes(search, info.key):
@@ -95,7 +100,7 @@ def await_appended(searches: Sequence[Search], pause: Callable[[], None]) -> Non
 
 def owed(member: Member, heads: Sequence[Manifest] = ()) -> dict[str, int]:
     """Offsets by topic that an app has read, by its newest versions or these, and that are to come into its archive."""
-    found = archives_of(member.store, member.app, heads or _heads(member))
+    found = archives_of(member.store, member.app, heads or _heads(member), {})
     return {each.topic: each.behind for each in found if each.behind}
 
 

@@ -115,6 +115,7 @@ def forget(
     count = sum(map(len, asked.tables.values()))
     if dry_run:
         held = tuple(chain.from_iterable(map(holders, searches)))
+        _check_told(searches)
         _check_held(app, held, store)
         reach = out_of_reach(members, kafka)
         return Forgot(app, True, names, count, held, others=others, out_of_reach=reach)
@@ -123,6 +124,7 @@ def forget(
         _check_quiet(work)
         found = take_out(work)
         if fresh and not found:
+            _check_told(searches)
             _check_held(app, tuple(chain.from_iterable(map(holders, searches))), store)
     except SlackwaterError:
         if fresh and not work.rewriting.rows:
@@ -134,6 +136,7 @@ def forget(
         take_out_archived(work, each)
     deleted, unnamed = sweep(work, cache)
     blot(work)
+    _check_told(searches)
     snapshots = tuple(
         (search.member.app, name)
         for search in searches
@@ -208,6 +211,7 @@ def look(
         for found in holders(search):
             held.setdefault((found.root, found.object), found)
         objects += search.looked_into
+        _check_told((search,))
         if deep:
             for one, count in in_full(each, words, on_progress):
                 objects += count
@@ -290,6 +294,13 @@ def _check_held(app: str, held: Sequence[Held], store: ObjectStore) -> None:
             f"no object of {app} under {store.url} holds any of these keys: they were never there, or were forgotten",
             hint=f"`slackwater log {app} --operations` tells what was forgotten; a key is meant to the letter",
         )
+
+
+def _check_told(searches: Sequence[Search]) -> None:
+    """Raise `Corruption` where there is an archive of which nobody can tell whether it holds a key."""
+    for search in searches:
+        for error in search.damaged.values():
+            raise error
 
 
 def _note(search: Search) -> Forgetting:

@@ -12,6 +12,8 @@ from ...errors import Corruption, ObjectNotFound
 from ...moments.cut.stored import Snapshot, list_snapshots
 from ...moments.take.audit_log import OPERATIONS
 from ...moments.take.capture import read_object
+from ...store.archive import index
+from ...store.archive.index import ArchiveIndex
 from ...store.compaction.rewrite import Chosen, of_keys, whole_blocks
 from ...store.objects.protocol import ObjectStore
 from ...store.read.decode import Block, read_groups, read_whole
@@ -80,10 +82,16 @@ class Search:
     """By stage, all SSTs that its versions were found to name."""
     clean: set[str] = field(default_factory=set)
     """Objects of input archives that hold none of the keys."""
+    damaged: dict[str, Corruption] = field(default_factory=dict)
+    """Of input archives whose indexes cannot be read: what they hold, nobody can tell."""
     looked_into: int = 0
     """Objects."""
     _read_up_to: dict[str, int] = field(default_factory=dict)
     _keys: dict[tuple[str, Table], Keys] = field(default_factory=dict)
+
+    def archives(self) -> Iterator[ArchiveIndex]:
+        """The app's input archives, but for those that are `damaged`."""
+        return index.all_of(self.member.store, self.member.app, self.damaged)
 
     @property
     def tables(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ... import instants
+from ...errors import Corruption
 from ...store.archive import index
 from ...store.archive.index import INDEXES, ArchiveIndex
 from ...store.objects.protocol import ObjectInfo, ObjectStore
@@ -50,10 +51,12 @@ class ArchivePlan:
         return frozenset({each.object for each in self.head.objects} - {each.object for each in self.then.objects})
 
 
-def plan_archives(store: ObjectStore, app: str, retention: Retention, now_ms: int) -> tuple[ArchivePlan, ...]:
-    """What there is to collect, by storage's clock. Raises `Corruption` for an index that is damaged, `Unavailable`."""
+def plan_archives(
+    store: ObjectStore, app: str, retention: Retention, now_ms: int, damaged: dict[str, Corruption]
+) -> tuple[ArchivePlan, ...]:
+    """What there is to collect, by storage's clock. Of an archive with a `damaged` index nothing is."""
     plans = []
-    for head in index.all_of(store, app):
+    for head in index.all_of(store, app, damaged):
         keep_ms = retention.input_of(head.topic)
         before_ms = max(0, now_ms - keep_ms) if keep_ms is not None else 0
         plans.append(ArchivePlan(head, before_ms, index.thinned(before_ms)(head) or head))

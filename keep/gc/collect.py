@@ -79,6 +79,8 @@ class Collected:
     """Versions that snapshots pin and that are not there; what else these snapshots pin stays."""
     archives: tuple[ArchiveCollected, ...] = ()
     """What went of the input archives, a topic each."""
+    damaged: tuple[str, ...] = ()
+    """A sentence for each input archive of which nothing was collected, as its index cannot be read."""
 
     @property
     def archived_records(self) -> int:
@@ -108,14 +110,15 @@ def collect(
     What went is noted in the app's log of operations.
 
     Raises `NotFound` where there is no such app, `Corruption` where a manifest that should be there is missing or not
-    readable, or the index of an input archive is not, with nothing deleted, `Refused` where another collection of the
+    readable, with nothing deleted, `Refused` where another collection of the
     app went on at the same time, or keys are being forgotten, and `Unavailable`: the next collection goes on where this
     one ended.
     """
     if not dry_run:
         under_way.check_none(store, app, "what it has written is named by nothing yet, so nothing is collected")
     seen = take_inventory(store, app, dry_run=dry_run)
-    planned = plan_archives(store, app, retention, seen.known.now_ms)
+    damaged: dict[str, Corruption] = {}
+    planned = plan_archives(store, app, retention, seen.known.now_ms, damaged)
     names: set[str] = set()
     try:
         plan = reachable(seen.known, retention, seen.read)
@@ -147,12 +150,16 @@ def collect(
         if isinstance(store, Leftovers):
             do_all(store.discard, writes)
         forgotten.sweep(store, app, old_ms)
-    archives = tuple(
-        collect_archive(store, each, seen.known.now_ms, margin_ms, by=by, dry_run=dry_run) for each in planned
-    )
+    archives = []
+    for each in planned:
+        try:
+            archives.append(collect_archive(store, each, seen.known.now_ms, margin_ms, by=by, dry_run=dry_run))
+        except Corruption as error:
+            damaged[error.object_key] = error
     stages = tuple(_counted(seen, plan, names, stage, *goes[stage]) for stage in sorted(seen.known.stages))
     counts = len(records), _bytes(records), len(writes)
-    done = Collected(app, dry_run, retention, stages, *counts, plan.absent, archives)
+    not_read = tuple(f"{each.message}; {each.hint}" for each in damaged.values())
+    done = Collected(app, dry_run, retention, stages, *counts, plan.absent, tuple(archives), not_read)
     if not dry_run:
         count = sum(each.versions for each in stages)
         detail = f"{count} versions, {done.objects - count} other objects"

@@ -1,9 +1,9 @@
 """`slackwater replicate`: copies what an app has more than its replica, and says last up to where that is complete.
 
 A round puts, in this order: notes that versions go by, SSTs, manifests, all else beside them, snapshots, what is kept
-of Kafka, the snapshot that pins the cut, and the cut. What the app has given up goes after that (`sweep`). Killed
-anywhere, or done by several at once, each object is whole or not there, and the next round goes on: nothing is written
-over but what the app writes over.
+of Kafka, what may exist, the snapshot that pins the cut, and the cut. What the app has given up goes after that
+(`sweep`). Killed anywhere, or done by several at once, each object is whole or not there, and the next round goes on:
+nothing is written over but what the app writes over. The newest moment of a replica of snapshots is the cut's.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from .copier import WORKERS, Copier, copy_others, copy_rules, was_forgotten
 from .kafka_state import KafkaReader, anchors_of, records_in_flight, sink_rests
 from .plan import Todo, every_version, last_final, snapshots_only
 from .standing import Pair
-from .sweep import drop_older, sweep
+from .sweep import drop_older, settle, sweep
 
 _CHUNK = 128
 """Versions of a stage read ahead: their SSTs are copied together."""
@@ -88,6 +88,7 @@ class Replicator:
     _same: dict[str, int] = field(default_factory=dict)
     """By stage, a version that is the same in both."""
     _swept: object = None
+    _limit: Boundary | None = None
     _forgotten: str = ""
 
     def __post_init__(self) -> None:
@@ -176,7 +177,9 @@ class Replicator:
         copy_others(self.copier, self.app)
         while was_forgotten(self.store, self.app) != self._forgotten:
             self._copy_rules()  # what was copied meanwhile may need what that names
-        cut = self._put_cut(todo, tuple(self._copy_snapshots(todo, last)), last, seen_ms)
+        snapshots = tuple(self._copy_snapshots(todo, last))
+        self._settle(todo)
+        cut = self._put_cut(todo, snapshots, last, seen_ms)
         # With who the app is the replica is there for readers.
         if not self.copier.put(key := keys.app_info(self.app), self.store.get(key)):
             raise self.pair.by_hand(key)
@@ -184,6 +187,16 @@ class Replicator:
         removed = self._sweep(todo, cut, last)
         counts = {stage: len(each) for stage, each in todo.versions.items() if each}
         return Round(cut, counts, 0, 0, removed, 0, todo.crossing)
+
+    def _settle(self, todo: Todo) -> None:
+        """Say what may exist before the cut is: readers would take versions that the app collected for missing."""
+        if self.recovering or self._limit == todo.limit:
+            return
+        try:
+            settle(self.target, self.app, todo, by=self.by)
+        except Refused as error:
+            raise _Raced from error
+        self._limit = todo.limit
 
     def _copy_rules(self) -> None:
         self._forgotten = was_forgotten(self.store, self.app)

@@ -62,7 +62,7 @@ def sweep(
             remove(target, app, name)
             yield keys.note(keys.snapshots(app), name)
     try:
-        limit = _settled(target, app, todo, names, by)
+        limit = settle(target, app, todo, by=by)
     except Refused:
         return  # somebody else sweeps at this moment: what that leaves, the next round finds
     for stage in stages:
@@ -107,9 +107,13 @@ def _named(target: ObjectStore, app: str, stage: str, version: int) -> frozenset
     return frozenset(sst.object for sst in all_ssts(found)) if found is not None else frozenset()
 
 
-def _settled(target: ObjectStore, app: str, todo: Todo, theirs: set[str], by: str) -> Boundary:
-    """Have the replica's boundary allow what the app's does, and what the replica's own snapshots need; returns it."""
-    known = horizon.all_of(target, app)
+def settle(target: ObjectStore, app: str, todo: Todo, *, by: str) -> Boundary:
+    """Have the replica's boundary allow what the app's does, and what the replica's own snapshots need; returns it.
+
+    The newest cut is among the latter, so that it may be said before the next is. Raises `Refused` where somebody else
+    does that at the same moment.
+    """
+    known, theirs = horizon.all_of(target, app), {each.name for each in todo.snapshots}
     last = known[-1] if known else NOTHING_COLLECTED
     wanted = _with_pins(target, app, todo.limit, theirs)
     if last.final and (last.first, last.kept, last.moments) == (wanted.first, wanted.kept, wanted.moments):

@@ -6,6 +6,7 @@ from itertools import pairwise, zip_longest
 from typing import TypeVar
 
 from ...errors import ObjectNotFound
+from ...moments.cut.replicas import copied_snapshot
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon, keys
 from ...store.versions.manifest import Input, Lost, Manifest, Output, Reset, Sink
@@ -64,6 +65,8 @@ def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tup
     with noted(wrong):
         # After the listing: what a collection takes meanwhile is beyond the boundary that is seen then.
         limit = horizon.newest(store, app)
+    if (copied := copied_snapshot(store, app)) is not None:  # what lies behind is being copied
+        found = [version for version in found if version <= copied.get(stage, 0)]
     first = min(found, default=0)
     if stage in limit.first:
         first = limit.first[stage]
@@ -71,7 +74,7 @@ def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tup
         wrong += (
             f"{keys.manifest(app, stage, version)} is missing: what was collected of {stage} left v{version}"
             for version in (*limit.kept.get(stage, ()), first)
-            if version not in found
+            if version not in found and (copied is None or version <= copied.get(stage, 0))
         )
     whole = [version for version in found if version >= first]
     wrong += (

@@ -20,7 +20,6 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Lost, Manifest, Output
 from .graph import Channel, Cut, channels
-from .moments import heads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +108,10 @@ def left_at(heads: Iterable[Manifest], channel: str, sender: str) -> Input | Non
 def _given_up(store: ObjectStore, cut: Cut, channel: Channel) -> bool:
     """Whether a stage read the channel that was retired by then, or is now."""
     absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
-    for stage, head in heads_of(store, cut.app, absent).items():
+    for head in filter(None, (history.head(store, cut.app, stage) for stage in absent)):
         source = head.inputs.get(channel.name)
         if source is not None and source.upstream == channel.sender:
-            then = history.latest_at(store, cut.app, stage, cut.time_ms)
+            then = history.latest_at(store, cut.app, head.stage, cut.time_ms)
             if head.retired or (then is not None and then.retired):
                 return True
     return False

@@ -7,13 +7,14 @@ has a number of its own, put where there is none: of two that copy at once, neit
 
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import xxhash
 from msgspec import Struct
 
 from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import checks, keys, limits, notes
+from ...store.versions import apps, checks, keys, limits, notes
 from ...store.versions.checks import Wrong
 from ...store.versions.manifest import AppInfo
 from ...store.versions.notes import Notes
@@ -193,6 +194,29 @@ def forget(store: ObjectStore, app: str, root: str) -> bool:
 def newest_cut(store: ObjectStore, app: str) -> ReplicaCut | None:
     """What a replica is complete up to; None for nothing yet. A listing, and a read. Raises `Corruption`."""
     return CUTS.newest(store, app)
+
+
+# By store, as `history` keeps manifests: an app that is there is made no replica any more.
+_others: WeakKeyDictionary[ObjectStore, set[str]] = WeakKeyDictionary()
+
+
+def copied_snapshot(store: ObjectStore, app: str) -> Mapping[str, int] | None:
+    """Of a replica of snapshots, the version of each stage at the newest that is whole; None of all other apps.
+
+    What lies behind that a round is copying at this moment. A request the first time that a process asks about an app,
+    of such a replica three each time. Raises `NotFound` where its first round is not done.
+    """
+    others = _others.setdefault(store, set())
+    if app in others:
+        return None
+    found = find(store, app)
+    if found is None or not found.snapshots_only or found.state != "copy":
+        others.add(app)
+        return None
+    if (cut := newest_cut(store, app)) is None:
+        apps.read_app(store, app)  # which is written after it
+        return {}
+    return cut.stages
 
 
 def older_cuts(store: ObjectStore, newest: ReplicaCut) -> tuple[ReplicaCut, ...]:

@@ -122,7 +122,7 @@ def cut_at(store: ObjectStore, ref: Ref, *, alone: bool = False) -> Cut:
     found: Cut | Manifest | None
     match ref.moment:
         case Latest():
-            found = history.head(store, app, stage) if alone else newest_cut(store, app, stages, stage)
+            found = newest(store, app, stages).get(stage) if alone else newest_cut(store, app, stages, stage)
         case AtTime(time_ms) if alone:
             found = history.latest_at(store, app, stage, time_ms)
         case AtTime(time_ms):

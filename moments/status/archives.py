@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from ...errors import Corruption
 from ...store.archive import index
 from ...store.archive.extents import count
 from ...store.archive.index import ArchiveIndex
@@ -50,12 +51,14 @@ def status_of(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> ArchiveS
     )
 
 
-def archives_of(store: ObjectStore, app: str, heads: Iterable[Manifest]) -> tuple[ArchiveStatus, ...]:
+def archives_of(
+    store: ObjectStore, app: str, heads: Iterable[Manifest], damaged: dict[str, Corruption] | None = None
+) -> tuple[ArchiveStatus, ...]:
     """The archives of an app, whose stages' newest versions are these.
 
-    A listing, and a listing and a read for each. Raises `Corruption` and `Unavailable`.
+    A listing, and a listing and a read for each. Raises as `index.all_of`.
     """
     known = tuple(heads)
     newest = index.topics(store, app)
-    found = index.all_of(store, app)
+    found = index.all_of(store, app, damaged)
     return tuple(status_of(each, known if each.life == newest[each.topic] else ()) for each in found)

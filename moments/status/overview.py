@@ -26,6 +26,7 @@ from ...store.versions import apps, history, keys, published
 from ...store.versions.manifest import Followed, Manifest, Origin, Table
 from ...store.versions.side_tables import all_ssts, rejected_of
 from ..cut.graph import Cut, order
+from ..cut.moments import newest
 from ..cut.replicas import ReplicaLag, lags_of, newest_cut
 from ..cut.stored import open_requests
 from . import lag
@@ -140,8 +141,7 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
     damaged: list[str] = []
     for stage in history.list_stages(store, app):
         with _noted(damaged, f"{app}/{stage}"):
-            if (newest := history.head(store, app, stage)) is not None:
-                heads[stage] = newest
+            heads |= newest(store, app, (stage,))
     alive: tuple[lag.Beat, ...] | None = None
     with _noted(damaged, f"{app}: which stages run is not known"):
         alive = lag.beats(store, app, instants.now_ms())

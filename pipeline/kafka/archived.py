@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...errors import Gone, Refused
+from ...errors import Forgotten, Gone, Refused
 from ...store.archive.reading import Archives, TopicArchives
 from ...store.objects.protocol import ObjectStore
 from .columns import ArchivedMessages
@@ -163,3 +163,5 @@ def _archived(
             yield ArchivedMessages(records.slice(first, _CHUNK))
     if gone is None and errors:
         raise errors[0]
+    if gone is not None and archive.forgotten(partition, start, end):
+        gone.append(Forgotten("keys were forgotten"))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...errors import Corruption, Gone
+from ...errors import Corruption, Forgotten, Gone
 from ...moments.cut.stored import ADDRESS
 from ...store.sst.evolution import fits
 from .protocol import HEADER, Kafka, Message, Offsets, Record
@@ -168,9 +168,7 @@ def read_rows(
         for rows in decoded(chunk):
             found += rows.num_rows
             yield rows
-    if gone and found != sent:
-        raise gone[-1]
-    check_count(*where, found, sent)
+    check_count(*where, found, sent, gone)
 
 
 def _batches(message: Message) -> list[pa.RecordBatch]:
@@ -190,9 +188,18 @@ def _address(message: Message) -> str:
     return f"{message.topic()}[{message.partition()}]@{message.offset()}"
 
 
-def check_count(topic: str, partition: int, start: int, end: int, found: int, sent: int | None) -> None:
-    """See that a range held as many rows as its writers' manifests say. Raises `Corruption`."""
-    if sent is not None and found != sent:
+def check_count(
+    topic: str, partition: int, start: int, end: int, found: int, sent: int | None, gone: Sequence[Gone]
+) -> None:
+    """See that a range held as many rows as its writers' manifests say. Raises `Corruption`, or what is `gone`.
+
+    Fewer are right where keys of them were forgotten.
+    """
+    if sent is None or found == sent:
+        return
+    if lost := [each for each in gone if not isinstance(each, Forgotten)]:
+        raise lost[-1]
+    if not gone or found > sent:
         address = f"{topic}[{partition}]@{start}..{end}"
         raise Corruption(
             f"{address} holds {found} rows of the attempts that count; their manifests say {sent}",

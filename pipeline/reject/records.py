@@ -164,14 +164,15 @@ class KafkaFeed:
                 yield from self._read(*self.ranges[number])
 
     def _read(self, place: int, part: Range) -> Iterator[pa.RecordBatch]:
-        found = 0
+        found, gone = 0, list[Gone]()
         where = (self.topic, part.partition, part.first, part.last)
-        for messages in self.where.open_kafka().read(*where, patience_s=self.patience_s):
+        lost = None if part.rows is None else gone
+        for messages in self.where.open_kafka().read(*where, patience_s=self.patience_s, gone=lost):
             for offsets, row_numbers, columns in self._rows(messages):
                 found += len(offsets)
                 numbers = record_number(1, 0) * (place + offsets - part.first) + row_numbers
                 yield pa.RecordBatch.from_arrays([*columns, pa.array(numbers, pa.int64())], schema=self.schema)
-        check_count(*where, found, part.rows)
+        check_count(*where, found, part.rows, gone)
 
     def _rows(self, messages: Sequence[Message]) -> Iterator[tuple[np.ndarray, np.ndarray, Sequence[pa.Array]]]:
         """The offset of each record, its row in its message, and its columns."""

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 from ulid import ULID
 
-from ...errors import CommitConflict
+from ...errors import CommitConflict, Corruption
 from ..objects.protocol import ObjectInfo, ObjectStore
 from ..versions import checks, horizon, keys, limits
 from ..versions.checks import Wrong
@@ -83,6 +83,8 @@ class ArchiveIndex(Struct, frozen=True):
     """All that can be read here; also where Kafka had no record, as of transactions' marks."""
     thinned: Extents = ()
     """What was here, and retention let go."""
+    forgotten: Extents = ()
+    """What objects had out of which keys were taken: here may be fewer records, or rows in messages, than were read."""
 
     @property
     def folder(self) -> str:
@@ -130,6 +132,7 @@ Update = Callable[[ArchiveIndex], ArchiveIndex | None]
 def _(value: ArchiveIndex) -> Iterator[Wrong]:
     yield from extents.wrong("covered", value.covered)
     yield from extents.wrong("thinned", value.thinned)
+    yield from extents.wrong("forgotten", value.forgotten)
     pattern, seen = keys.archived_pattern(value.app, value.folder), set[str]()
     for number, each in enumerate(value.objects):
         at = f"objects[{number}]"
@@ -176,7 +179,16 @@ def newest(
     What was `known` earlier makes the listing short, where the archive was changed often.
     """
     prefix, after = keys.archive(app, keys.archive_folder(topic, life)), max(known.number - 1, 0) if known else 0
-    return INDEXES.newest(store, prefix, after=after)
+    try:
+        return INDEXES.newest(store, prefix, after=after)
+    except Corruption as error:
+        raise Corruption(
+            f"nobody can tell what the input archive of {topic} of {app} holds, as its index is damaged: "
+            f"{error.message}",
+            object_key=error.object_key,
+            hint=f"{error.hint}; without that, delete all under {prefix}, which gives up what was archived: slackwater "
+            f"archive {app} --from beginning fills it with what Kafka still has",
+        ) from error
 
 
 def topics(store: ObjectStore, app: str) -> dict[str, int]:
@@ -189,12 +201,21 @@ def topics(store: ObjectStore, app: str) -> dict[str, int]:
     return found
 
 
-def all_of(store: ObjectStore, app: str) -> Iterator[ArchiveIndex]:
-    """The archives of an app, all lives of each topic. Requests: a listing, and for each as of `newest`."""
+def all_of(store: ObjectStore, app: str, damaged: dict[str, Corruption] | None = None) -> Iterator[ArchiveIndex]:
+    """The archives of an app, all lives of each topic. Requests: a listing, and for each as of `newest`.
+
+    Those whose index is damaged are left out, and the error is put into `damaged` by the index's key. Without that,
+    raises as `newest`.
+    """
     for topic, lives in topics(store, app).items():
         for life in range(1, lives + 1):
-            if (found := newest(store, app, topic, life)) is not None:
-                yield found
+            try:
+                if (found := newest(store, app, topic, life)) is not None:
+                    yield found
+            except Corruption as error:
+                if damaged is None:
+                    raise
+                damaged[error.object_key] = error
 
 
 def change(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str, now_ms: int) -> ArchiveIndex:
@@ -269,18 +290,20 @@ def appended(objects: Iterable[ArchiveObject], covered: Iterable[extents.Extent]
     return update
 
 
-def exchanged(changes: Mapping[str, ArchiveObject | None]) -> Update:
+def exchanged(changes: Mapping[str, ArchiveObject | None], *, forgotten: bool = False) -> Update:
     """Put objects into the places of others, by their keys, and take out those for which there is None.
 
-    For what becomes of single objects, as when a key is forgotten: what is covered stays. Changes nothing where one of
-    them is not there any more.
+    For what becomes of single objects, as when keys in them are `forgotten`: what is covered stays. Changes nothing
+    where one of them is not there any more.
     """
 
     def update(head: ArchiveIndex) -> ArchiveIndex | None:
         if changes.keys() - {each.object for each in head.objects}:
             return None
         made = (changes.get(each.object, each) for each in head.objects)
-        return replace(head, objects=tuple(each for each in made if each is not None))
+        had = (each.extents for each in head.objects if forgotten and each.object in changes)
+        objects = tuple(each for each in made if each is not None)
+        return replace(head, objects=objects, forgotten=extents.union(head.forgotten, *had))
 
     return update
 

@@ -112,6 +112,10 @@ class TopicArchives:
         for part, number in sorted(parts):
             yield from self.archives[number].rows(part.partition, part.first, part.end, columns)
 
+    def forgotten(self, partition: int, first: int, end: int) -> bool:
+        """Whether keys were taken out of what is here of a range: as known once it was read."""
+        return any(common((Extent(partition, first, end),), each.index.forgotten) for each in self.archives)
+
     def first_since(self, partition: int, first: int, end: int, time_ms: int, otherwise: int) -> int:
         """The first offset in a range whose record is of this time or later, in ms since 1970; else `otherwise`."""
         for rows in self.rows(partition, first, end, ("offset", "timestamp")):

@@ -28,6 +28,7 @@ from slackwater.moments.take.taking import request
 from slackwater.pipeline.kafka.messages import encode
 from slackwater.store.archive import index, merge, objects
 from slackwater.store.archive.extents import Extent
+from slackwater.store.archive.index import INDEXES
 from slackwater.store.archive.reading import Archives
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
@@ -318,6 +319,26 @@ def test_behind_a_damaged_object_of_the_archive_it_ends_and_goes_on_once_that_wa
     make(app, cache)
     assert one.object not in keys_of(store_of(app))
     assert occurrences(app.store, "N003") == []
+
+
+def test_where_an_index_of_an_archive_is_damaged_all_else_is_forgotten_and_nothing_is_claimed(cache: SstCache) -> None:
+    app = busy_app()
+    archive_of(app.store, "flights", Extent(0, 0, 4), {2: b"N003"})
+    head = index.newest(app.store, "flights", TOPIC)
+    assert head is not None
+    key = INDEXES.key(head)
+    whole = app.store.get(key)
+    app.store.put(key, whole[:-9])
+    for call in (lambda: make(app, cache, dry_run=True), lambda: make(app, cache), lambda: held(app, deep=False)):
+        with pytest.raises(Corruption, match=f"nobody can tell what the input archive of {TOPIC}") as error:
+            call()
+        assert error.value.object_key == key
+    # The SSTs of all versions are without the key; the same call goes on once the index is back.
+    assert {name for name, _ in occurrences(app.store, "N003")} == {head.objects[0].object}
+    app.store.put(key, whole)
+    make(app, cache)
+    assert occurrences(app.store, "N003") == []
+    assert held(app) == []
 
 
 def test_what_was_read_before_and_is_archived_a_moment_later_is_waited_for(cache: SstCache) -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 from slackwater import instants
-from slackwater.errors import Corruption
 from slackwater.keep.gc.collect import collect, explain
 from slackwater.keep.gc.retention import Retention
+from slackwater.results import maintenance
 from slackwater.store.archive import index, merge
 from slackwater.store.archive.extents import Extent
 from slackwater.store.archive.index import INDEXES, ArchiveIndex
@@ -86,17 +86,6 @@ def test_what_was_merged_or_broken_off_goes_after_the_margin() -> None:
     assert merged.objects[0] in then.objects
 
 
-def test_an_archive_that_is_damaged_ends_a_collection_before_anything_goes() -> None:
-    _, store, _ = an_archive()
-    key = f"{keys.archive_indexes(PREFIX)}{3:020}.json"
-    store.put(key, store.get(key)[:-5] + b'": 1}')
-    before = {info.key for info in store.list("")}
-    store.clock_ms += 100 * HOUR_MS
-    with pytest.raises(Corruption, match=r"index/00000000000000000003\.json"):
-        collect(store, APP, Retention(versions=1, input_ms=HOUR_MS), by=BY)
-    assert {info.key for info in store.list("")} - {"flights/gc.json"} == before - {"flights/gc.json"}
-
-
 def test_why_an_object_of_an_archive_is_kept_or_not() -> None:
     _, store, head = an_archive()
     kept = explain(store, APP, head.objects[0].object, DAY)
@@ -107,3 +96,23 @@ def test_why_an_object_of_an_archive_is_kept_or_not() -> None:
     store.put(f"{PREFIX}01LITTER.parquet", b"litter")
     assert not explain(store, APP, "input/orders/01LITTER.parquet", DAY).kept
     assert explain(store, APP, f"{keys.archive_indexes(PREFIX)}{1:020}.json", DAY).kept
+
+
+def test_an_archive_with_a_damaged_index_is_named_and_the_rest_is_collected() -> None:
+    app, store, head = an_archive()
+    append(store, APP, Extent(0, 0, 5), topic="others", read_ms=store.clock_ms)
+    app.run(flights(5))
+    store.clock_ms += 1_000 * HOUR_MS
+    key = INDEXES.key(head)
+    store.put(key, b"{")
+    before = {info.key for info in store.list(PREFIX)}
+    done = collect(store, APP, Retention(versions=1, input_ms=HOUR_MS), by=BY)
+    assert [each.topic for each in done.archives] == ["others"]
+    assert done.archives[0].records == 5
+    assert any(each.versions for each in done.stages)
+    assert {info.key for info in store.list(PREFIX)} == before
+    (said,) = done.damaged
+    assert said.startswith(f"nobody can tell what the input archive of {TOPIC} of {APP} holds, as its index is damaged")
+    assert key in said
+    assert f"delete all under {PREFIX}" in said
+    assert f"nothing was collected of one archive: {said}" in str(maintenance.collected(done))

@@ -1,19 +1,26 @@
 """Replicating that is killed anywhere, or done twice at once: a whole is there all the time, and the next goes on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
+from slackwater import instants
 from slackwater.errors import NotFound
 from slackwater.keep.gc.retention import Retention
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut import replicas
+from slackwater.moments.cut.graph import Cut
+from slackwater.moments.cut.moments import newest
 from slackwater.moments.cut.resolve import resolve
+from slackwater.moments.cut.stored import list_snapshots
 from slackwater.moments.take.snapshots import pin
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history
+from slackwater.store.versions.manifest import Manifest
 
 from tests.keep.replicate.test_replicate import LATER_MS, check_whole, copy, running
 from tests.models.profiles import crash_points
 from tests.support.collecting import HOUR_MS, AgingStore, Killed, fresh, gc, store_of, wait
-from tests.support.histories import FlightsApp, flights, rows_of
+from tests.support.histories import START_MS, FlightsApp, flights, rows_of
 
 Round = Callable[[FlightsApp, AgingStore], None]
 
@@ -43,7 +50,7 @@ def history_of(rounds: int, *, only_snapshots: bool = False) -> tuple[FlightsApp
 def see_a_whole(app: FlightsApp, target: AgingStore, *, only_snapshots: bool = False) -> bool:
     """Whatever is there of a replica is a consistent whole, with the tables that the app had at that cut.
 
-    With `only_snapshots`, `now` is of no cut while a round is under way: its tables are those of some snapshot each.
+    With `only_snapshots` it is one of the snapshots, also at a time, by a version, and so many commits back.
     """
     store = fresh(target)
     try:
@@ -54,12 +61,34 @@ def see_a_whole(app: FlightsApp, target: AgingStore, *, only_snapshots: bool = F
         assert rows_of(store, manifest) == rows_of(
             app.store, history.read(fresh(app.store), app.name, stage, manifest.version)
         )
-    if not only_snapshots:
-        report = verify(store, cut, deep=True)
-        assert report.consistent, report.differences
+    report = verify(store, cut, deep=True)
+    assert report.consistent, report.differences
     if (found := replicas.newest_cut(store, app.name)) is not None:
         assert verify(store, f"{app.name}@{found.snapshot}", now_ms=LATER_MS).consistent
+    if only_snapshots:
+        see_snapshots_only(app, store, cut)
     return True
+
+
+def see_snapshots_only(app: FlightsApp, store: ObjectStore, now: Cut) -> None:
+    """No ref leads to a moment that none of the app's snapshots has; the newest of `now` is the last in time."""
+    known = [each.stages for each in list_snapshots(app.store, app.name)]
+    assert now.versions in known
+    assert newest(store, app.name, tuple(app.heads)) == now.stages
+    refs = [f"{app.name}@{instants.iso(each, 'milliseconds')}" for each in range(START_MS, LATER_MS, HOUR_MS // 2)[:24]]
+    refs += [f"{app.name}@~{back}" for back in range(3)]
+    refs += [f"{app.name}/{stage}@v{head.version}" for stage, head in heads_there(store, app.name)]
+    for ref in refs:
+        with suppress(NotFound):
+            found = resolve(store, ref, now_ms=LATER_MS)
+            assert found.versions in known, ref
+
+
+def heads_there(store: ObjectStore, app: str) -> Iterator[tuple[str, Manifest]]:
+    """The newest version of each stage that lies there, whatever counts."""
+    for stage in history.list_stages(store, app):
+        if (head := history.head(store, app, stage)) is not None:
+            yield stage, head
 
 
 def killed_at(

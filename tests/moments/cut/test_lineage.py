@@ -149,7 +149,7 @@ def test_the_log_reads_only_what_it_shows() -> None:
     app.run(flights(100), a_batch=1)
     fresh = CountingStore(store)  # nothing read before is remembered for it
     entries(fresh, "flights", 6)
-    assert fresh.counts["get_range"] <= 6 + 3 + 1  # and who the app is, as it has no snapshots
+    assert fresh.counts["get_range"] <= 6 + 3 + 1 + 1  # and who the app is, as it has no snapshots; it is no replica
 
 
 def test_the_log_of_an_app_that_never_ran_is_empty_and_of_an_unknown_one_an_error() -> None:

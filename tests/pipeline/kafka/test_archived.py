@@ -7,12 +7,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.errors import Gone, Refused
+from slackwater.errors import Corruption, Gone, Refused
+from slackwater.keep.forget.words import Words, taken
 from slackwater.pipeline.kafka.archived import ArchivedKafka, archived
 from slackwater.pipeline.kafka.columns import SOURCE, ArchivedMessages, Columns, topic_columns
 from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.messages import decode, encode, read_rows, send
 from slackwater.pipeline.kafka.protocol import Kafka, Message, Record, TransactionSettings
-from slackwater.store.archive import index
+from slackwater.store.archive import index, objects
 from slackwater.store.archive.columns import HEADERS, SCHEMA
 from slackwater.store.archive.extents import Extent
 from slackwater.store.objects.memory import MemoryStore
@@ -155,6 +157,37 @@ def test_what_an_archive_lacks_is_named_and_what_comes_before_it_is_read() -> No
     index.change(store, index.empty(APP, TOPIC), index.thinned(2), by=BY, now_ms=2)
     with pytest.raises(Gone, match="they were let go there by its rule"):
         read(archived(kafka, store, APP), 5, 30)
+
+
+def test_messages_out_of_which_keys_were_taken_are_read_and_fewer_rows_are_no_damage_there_alone() -> None:
+    """A replay of a later stage reads the rows that are left; elsewhere as many are there as were sent."""
+    kafka, store = a_kafka(), MemoryStore()
+    rows = pa.RecordBatch.from_pydict({"tail": ["N001", "N003", "N003"]})
+    for attempt in (b"a1", b"a2"):
+        send(kafka, TOPIC, [(0, encode(rows))], attempt, patience_s=1)
+    archive(store, kafka, (0, 0, 1), (0, 1, 2))
+    kafka.delete_records(TOPIC, 2)
+    head = index.newest(store, APP, TOPIC)
+    assert head is not None
+    (had,) = objects.ArchivedRecords(store, head.objects[0]).all()
+    left, count = taken(had, [Words.of({"tail": "N003"})])
+    assert count == 2
+    changes = {head.objects[0].object: write(store, head, [left], head.objects[0].extents, 1)}
+    index.change(store, head, index.exchanged(changes, forgotten=True), by=BY, now_ms=2)
+    behind = archived(kafka, store, APP)
+
+    def found(first: int, sent: int) -> list[str]:
+        attempts = frozenset({"a1", "a2"})
+        where = (TOPIC, 0, first, first + 1, sent)
+        chunks = list(read_rows(behind, *where, lambda some: decode(some, attempts, rows.schema), patience_s=1))
+        return [tail for each in chunks for tail in each["tail"].to_pylist()]
+
+    assert found(0, 3) == ["N001"]
+    assert found(1, 3) == ["N001", "N003", "N003"]
+    with pytest.raises(Corruption, match="holds 3 rows of the attempts that count; their manifests say 4"):
+        found(1, 4)
+    with pytest.raises(Corruption, match="holds 1 rows"):  # more than was sent is damage there, too
+        found(0, 0)
 
 
 def test_without_an_archive_it_is_kafka_itself() -> None:
