@@ -36,8 +36,8 @@ from ..results.shown import Result, Shown
 from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
 from ..store.objects.stats import Reads
+from ..store.read.multi_get import NO_HASTE, Haste
 from ..store.read.open_rows import OpenRows
-from ..store.read.remote_sst import SMALL_BYTES
 from ..store.sst.arrow_types import python_rows
 from ..store.sst.hashing import hash_keys, partition_of
 from ..store.sst.sorted_runs import touching
@@ -301,12 +301,12 @@ class Moment(Shown):
         return parse_keys(table, manifest.table, keys)
 
     def rows_of(
-        self, table: str, keys: pa.Table, *, seen_ms: int = 0, whole_bytes: int = SMALL_BYTES
+        self, table: str, keys: pa.Table, *, seen_ms: int = 0, haste: Haste = NO_HASTE
     ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """The visible columns of the rows of keys, in their order, and which are there; nulls where one is not.
 
-        Rows that expire by write time are seen as of `seen_ms`, or of the moment where it is 0. An SST up to
-        `whole_bytes` that this machine does not have is fetched whole, sooner than pages of it would be there.
+        Rows that expire by write time are seen as of `seen_ms`, or of the moment where it is 0. Of what
+        this machine does not have, more is read in `haste`, sooner.
         """
         client = self._client
 
@@ -314,7 +314,7 @@ class Moment(Shown):
             cut = replace(self.cut, seen_ms=seen_ms) if seen_ms else self.cut
             with telling_if_collected(client.store, cut):
                 there = having(client.store, cut, (table,))
-                return look_up(client.store, client.cache, there, table, keys, whole_bytes=whole_bytes)
+                return look_up(client.store, client.cache, there, table, keys, haste=haste)
 
         return again_if_forgotten(client.store, self._cut.app, read)
 

@@ -16,8 +16,7 @@ import pyarrow as pa
 from ...errors import NotFound, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.multi_get import multi_get
-from ...store.read.remote_sst import SMALL_BYTES
+from ...store.read.multi_get import NO_HASTE, Haste, multi_get
 from ...store.sst.arrow_types import python_values
 from ...store.sst.hashing import PLAIN, hash_key, hash_keys, normalise_keys
 from ...store.sst.types import arrow_schema
@@ -220,18 +219,18 @@ def look_up(
     table: str,
     keys: pa.Table,
     *,
-    whole_bytes: int = SMALL_BYTES,
+    haste: Haste = NO_HASTE,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """The visible columns of the rows of many keys, as `parse_keys` gives them, in their order; and which are there.
 
     Of one that is not, all but the key is null. The cut has the table. Raises as `multi_get`, whose cache and
-    `whole_bytes` these are.
+    `haste` these are.
     """
     manifest = cut.table(table)
     assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  the cut has it
     hashes, clock_ms = hash_keys(keys, keys.schema.names), cut.clock_ms(table)
     values, present = multi_get(
-        store, cache, manifest.ssts, manifest.table, hashes, keys, clock_ms=clock_ms, whole_bytes=whole_bytes
+        store, cache, manifest.ssts, manifest.table, hashes, keys, clock_ms=clock_ms, haste=haste
     )
     rows = pa.table([*keys.columns, *values.columns], [*keys.schema.names, *values.schema.names])
     return rows.select(visible_schema(manifest.table).names), present

@@ -8,7 +8,7 @@ store keeps nobody waiting for long: then another is begun.
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from ...instants import now_ms
 from ...moments.query.columns import check_columns, hashed_key, hashed_keys, select
 from ...results import values
 from ...results.shown import encoded
-from ...store.read.remote_sst import SMALL_BYTES
+from ...store.read.multi_get import Haste
 from .fresh import FreshMoment, TableAnswers
 
 _MOST_KEYS = 2_000
@@ -26,8 +26,10 @@ _MOST_KEYS = 2_000
 _MOST_VALUES, _VALUES_A_KEY = 12_000, 20
 """Of one request that waits for no thread: some milliseconds, in which the event loop answers nobody else. To find a
 key takes as long as so many values."""
-_WHOLE_BYTES = 2 << 20
-"""An SST up to this takes no longer whole than a round trip and a half; by ranges it takes three."""
+_HASTE = Haste(index_bytes=512 << 10, unfiltered=4, ahead_bytes=1 << 20)
+"""A round trip takes as long as a megabyte or two."""
+_HASTE_NOW = replace(_HASTE, whole_bytes=2 << 20)
+"""What is newest is to be open anyway. Such an SST takes no longer whole than by ranges."""
 _PATIENCE_S = 0.005
 """A look-up that takes longer waits for something: whatever comes then need not wait for it."""
 
@@ -195,9 +197,8 @@ def _look_up(
             return [each for each in parsed if isinstance(each, Exception)]
         together = pa.concat_tables(good)
         counts = [0 if isinstance(each, Exception) else each.num_rows for each in parsed]
-    # What is newest is to be open anyway.
-    whole_bytes = _WHOLE_BYTES if reading.is_newest else SMALL_BYTES
-    rows, present = moment.rows_of(table, together, seen_ms=seen_ms, whole_bytes=whole_bytes)
+    haste = _HASTE_NOW if reading.is_newest else _HASTE
+    rows, present = moment.rows_of(table, together, seen_ms=seen_ms, haste=haste)
     rows = select(table, rows, columns)
     there = present.tolist()
     as_json = [] if in_arrow else encode_rows(rows, there)

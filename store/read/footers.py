@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from threading import Lock
 
 import numpy as np
@@ -27,10 +26,11 @@ from ..sst.parquet_pages import (
     index_ranges,
 )
 from ..sst.types import HASH
+from ..sst.writer import ROW_GROUP_ROWS, page_rows
 from ..versions.manifest import Sst, Table
 from .decode import check_shape
 from .fetch import corrupt, file_name
-from .range_reads import RangeReader, at_once
+from .range_reads import RangeReader, read_all
 
 _CHECKSUM_BYTES = 8
 CHUNK_CHECKSUM_BYTES = 4
@@ -38,6 +38,8 @@ _MAX_BYTES = 64 << 20
 """Of each of the three kinds."""
 _CHUNK_OBJECTS_BYTES = 1_000
 """What a process keeps of one column of one row group, about: Thrift's objects."""
+_OWN_COLUMNS, _PLACE_BYTES = 5, 24
+"""Columns of an SST beside the table's, and what an index says of a page of a column: most of them, and about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,8 @@ _chunks: LRUCache[tuple[str, int, int], bytes] = LRUCache(_MAX_BYTES, getsizeof=
 _lock = Lock()
 
 
-def footer_of(reader: RangeReader, sst: Sst, table: Table) -> Footer:
-    """The SST's footer, kept from before or read now.
+def footer_of(reader: RangeReader, sst: Sst, table: Table, tail: bytes = b"") -> Footer:
+    """The SST's footer, kept from before, out of the object's last bytes if these are at hand, or read now.
 
     Raises `Corruption` where the object is missing or its footer is not what the manifest promises, `Unavailable` where
     the store did not answer.
@@ -118,10 +120,7 @@ def footer_of(reader: RangeReader, sst: Sst, table: Table) -> Footer:
     if footer is not None and footer.table == table:
         return footer
     if footer is None:
-        first = sst.bytes - sst.footer_bytes
-        if sst.footer_bytes <= 0 or first < 0:
-            raise corrupt(sst, f"{sst.bytes} bytes cannot end with {sst.footer_bytes} of a footer")
-        footer = decode_footer(reader.one(first, sst.bytes), sst, table)
+        footer = decode_footer(tail or reader.one(_footer_start(sst), sst.bytes), sst, table)
     else:
         # At another version, the table may have other columns.
         how = check_shape(sst, table, footer.schema, footer.metadata.num_rows)
@@ -129,6 +128,13 @@ def footer_of(reader: RangeReader, sst: Sst, table: Table) -> Footer:
     with _lock:
         _footers[name] = footer
     return footer
+
+
+def _footer_start(sst: Sst) -> int:
+    first = sst.bytes - sst.footer_bytes
+    if sst.footer_bytes <= 0 or first < 0:
+        raise corrupt(sst, f"{sst.bytes} bytes cannot end with {sst.footer_bytes} of a footer")
+    return first
 
 
 def decode_footer(data: bytes, sst: Sst, table: Table) -> Footer:
@@ -176,6 +182,8 @@ class Located:
 
     sst: Sst
     footer: Footer
+    tail: bytes = b""
+    """The object's last bytes, as far as they came with the footer."""
     indexes: dict[int, PageIndex] = field(default_factory=dict)
     """By row group."""
     chunks: dict[int, dict[int, bytes]] = field(default_factory=dict)
@@ -196,22 +204,27 @@ class Located:
             if group not in self.indexes:
                 absent += self.footer.index_at(group)
             absent += [self.footer.filter_at(group, each) for each in numbers if each not in known]
-        return sorted(absent)
+        came = self.sst.bytes - len(self.tail)
+        return sorted(each for each in absent if each[0] < came)
 
     def learn(self, wanted: Mapping[int, Sequence[int]], read: Callable[[int, int], bytes]) -> None:
         """Take what was `unknown`; `read` gives the bytes from one offset to another.
 
         Raises `Corruption` where it is not what was written.
         """
-        name = file_name(self.sst)
+        name, came = file_name(self.sst), self.sst.bytes - len(self.tail)
+
+        def at(start: int, end: int) -> bytes:
+            return read(start, end) if start < came else self.tail[start - came : end - came]
+
         for group, numbers in wanted.items():
             index = self.indexes.get(group)
             if index is None:
-                index = self.indexes[group] = decode_index(read, self.sst, self.footer, group)
+                index = self.indexes[group] = decode_index(at, self.sst, self.footer, group)
             known = self.chunks[group]
             for each in numbers:
                 if each not in known:
-                    known[each] = read(*self.footer.filter_at(group, each))
+                    known[each] = at(*self.footer.filter_at(group, each))
                     check_chunk(known[each], each, self.sst, index, group)
             with _lock:
                 _indexes[name, group] = index
@@ -261,15 +274,26 @@ def _decode_index(parts: Sequence[bytes], group: RowGroup) -> PageIndex:
     return PageIndex(first_row, start, start + size, ranges, parts[2])
 
 
-def fetch_footers(store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: Reads) -> None:
-    """Have the footers of all these at hand, in one round trip. Errors as of `footer_of`."""
+def fetch_tails(store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: Reads, most_bytes: int) -> list[bytes]:
+    """The last bytes of these SSTs, in one round trip, with the footers; empty where this process knows the footer.
+
+    With each comes the page index before it, where that has at most so many bytes. Raises as `footer_of`.
+    """
     with _lock:
         absent = [sst for sst in ssts if file_name(sst) not in _footers]
-    if len(absent) > 1:
-        counted = [Reads() for _ in absent]
-        readers = [RangeReader(store, sst, one) for sst, one in zip(absent, counted, strict=True)]
-        for _ in at_once().map(footer_of, readers, absent, repeat(table)):
-            pass
-        for one in counted:
-            reads.add(replace(one, round_trips=0))
-        reads.round_trips += 1
+    ranges = [(_footer_start(sst) - _index_bytes(sst, table, most_bytes), sst.bytes) for sst in absent]
+    readers = [RangeReader(store, sst, reads) for sst in absent]
+    found = read_all([(reader, [each]) for reader, each in zip(readers, ranges, strict=True)])
+    tails = {sst: one.bytes_at(*each) for sst, one, each in zip(absent, found, ranges, strict=True)}
+    return [tails.get(sst, b"") for sst in ssts]
+
+
+def _index_bytes(sst: Sst, table: Table, most_bytes: int) -> int:
+    """About how many bytes before the footer are page indexes and checksums; 0 if that is more than is wanted.
+
+    What it lacks is read later: more pages than here where rows are wide, more columns where these are nested.
+    """
+    pages = sst.rows // page_rows(sst.rows) + 1 + sst.rows // ROW_GROUP_ROWS
+    size = pages * (len(table.key) + len(table.values) + _OWN_COLUMNS) * _PLACE_BYTES
+    size += sst.filter_bytes * CHUNK_CHECKSUM_BYTES // CHUNK_BYTES
+    return min(size, sst.filter_bytes) if size <= most_bytes else 0

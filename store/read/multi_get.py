@@ -29,7 +29,7 @@ from ..versions.manifest import Sst, Table
 from .cache import SstCache
 from .cache_folder import Mapped
 from .decode import Block
-from .footers import fetch_footers
+from .footers import fetch_tails
 from .range_reads import at_once
 from .remote_sst import SMALL_BYTES, RangedSst, locate, read_together
 
@@ -100,8 +100,23 @@ def _blocks(
 _SPARED = 1 / 6
 """By ranges, where that spares at least this part of an SST's bytes: so a look-up reads at most 1.2 times the pages
 that it needs."""
-_AHEAD_BYTES = 128 << 10
-"""Pages of several runs come at once up to this: they cost less than waiting for those of one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Haste:
+    """What a look-up may read that it does not need, so as to wait for fewer requests one after the other."""
+
+    whole_bytes: int = SMALL_BYTES
+    """An SST up to this is fetched whole, into the cache: in one round trip."""
+    index_bytes: int = 0
+    """With the footer of an SST comes its page index, where that is at most so large: one round trip less."""
+    unfiltered: int = 0
+    """Up to so many times a key in an SST, pages are read without a look at the filter: again one less."""
+    ahead_bytes: int = 128 << 10
+    """Pages of several runs come at once up to this: they cost less than waiting for those of one after the other."""
+
+
+NO_HASTE = Haste()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +168,7 @@ def multi_get(
     clock_ms: int | None = None,
     newer: Iterable[Block] = (),
     seqs: npt.NDArray[np.int64] | None = None,
-    whole_bytes: int = SMALL_BYTES,
+    haste: Haste = NO_HASTE,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Look up keys, through the cache.
 
@@ -173,7 +188,7 @@ def multi_get(
         newer: rows that are in memory, in the form and order of an SST, each key once, and newer than those of `ssts`.
         seqs: filled with `_seq` of the newest row that is stored of each key, tombstone or expired though it may be; 0
             where none is. Shape of `hashes`.
-        whole_bytes: an SST up to this is fetched whole, into the cache: sooner there than by ranges, for more bytes.
+        haste: what is read of SSTs that are not in the cache, beyond what is needed.
 
     Returns:
         The value columns with one row for each key in the order asked, nulls where it is absent; and whether
@@ -195,7 +210,7 @@ def multi_get(
         if mapped is not None:
             search.look_in(mapped.blocks, wanted)
             continue
-        cold = cold or _Cold(store, cache, ssts, search, whole_bytes)
+        cold = cold or _Cold(store, cache, ssts, search, haste)
         search.look_in(cold.read(sst, wanted), wanted)
     if seqs is not None:
         seqs[search.order] = search.seqs
@@ -206,30 +221,36 @@ class _Cold:
     """The SSTs of a look-up that this machine does not have."""
 
     def __init__(
-        self, store: ObjectStore, cache: SstCache | None, ssts: Sequence[Sst], search: "_Search", whole_bytes: int
+        self, store: ObjectStore, cache: SstCache | None, ssts: Sequence[Sst], search: "_Search", haste: Haste
     ) -> None:
         """Fetch the small ones, and the footers of those that will be read by ranges; then what tells where keys are.
 
-        That is two round trips for all of them.
+        That is two round trips for all of them, or in haste one.
         """
-        self._store, self._cache, self._ssts, self._search, self._whole_bytes = store, cache, ssts, search, whole_bytes
+        self._store, self._cache, self._ssts, self._search, self._haste = store, cache, ssts, search, haste
         absent = [(sst, wanted) for sst, wanted in search.over(ssts) if cache is None or not cache.has(sst)]
         by_ranges = [each for each in absent if not self._is_better_whole(each[0])]
-        small = [sst for sst, _ in absent if sst.bytes <= whole_bytes] if cache is not None and len(absent) > 1 else []
+        together = cache is not None and len(absent) > 1
+        small = [sst for sst, _ in absent if together and sst.bytes <= haste.whole_bytes]
         counted = [Reads() for _ in small]
         coming = [at_once().submit(self._whole, *each) for each in zip(small, counted, strict=True)]
-        fetch_footers(store, [sst for sst, _ in by_ranges], search.table, search.reads)
-        self._ranged = {sst: RangedSst(store, sst, search.table, search.reads) for sst, _ in by_ranges}
+        tails = fetch_tails(store, [sst for sst, _ in by_ranges], search.table, search.reads, haste.index_bytes)
+        self._ranged = {
+            sst: RangedSst(store, sst, search.table, search.reads, tail)
+            for (sst, _), tail in zip(by_ranges, tails, strict=True)
+        }
         for found, reads in zip(coming, counted, strict=True):
             found.result()
             search.reads.add(replace(reads, round_trips=0))
         search.reads.round_trips += bool(small and not by_ranges)
-        locate([(self._ranged[sst], search.hashes[wanted]) for sst, wanted in by_ranges])
+        self._is_filtered = sum(wanted.size for _, wanted in by_ranges) > haste.unfiltered
+        places = [(self._ranged[sst], search.hashes[wanted]) for sst, wanted in by_ranges]
+        locate(places, filtered=self._is_filtered)
         self._ahead: dict[Sst, list[Block]] = {}
 
     def _is_better_whole(self, sst: Sst) -> bool:
         cache = self._cache
-        return cache is not None and (sst.bytes <= self._whole_bytes or cache.ranged_bytes(sst) >= sst.bytes)
+        return cache is not None and (sst.bytes <= self._haste.whole_bytes or cache.ranged_bytes(sst) >= sst.bytes)
 
     def read(self, sst: Sst, wanted: npt.NDArray[np.int64]) -> Iterable[Block]:
         """The rows among which those of the keys at these positions are."""
@@ -241,7 +262,7 @@ class _Cold:
         if ranged is None:
             ranged = self._ranged[sst] = RangedSst(self._store, sst, search.table, search.reads)
         hashes = search.hashes[wanted]
-        passing, parts = ranged.find(hashes)
+        passing, parts = ranged.find(hashes, filtered=self._is_filtered)
         search.reads.touched_bytes += ranged.touched_bytes(hashes)
         search.reads.filtered += int((~passing).sum())
         size = ranged.bytes_of(parts)
@@ -250,7 +271,7 @@ class _Cold:
                 return mapped.blocks
             cache.count_ranged(sst, size)
         if sst not in self._ahead:
-            if not parts or size > _AHEAD_BYTES:
+            if not parts or size > self._haste.ahead_bytes:
                 return ranged.read(parts, search.columns)
             self._read_ahead(sst)
         return self._ahead.pop(sst)
@@ -264,9 +285,9 @@ class _Cold:
         parts_of, size = {}, 0
         for one, wanted in dropwhile(lambda each: each[0] is not sst, self._search.over(self._ssts)):
             if one in self._ranged and one not in self._ahead:
-                _, parts = self._ranged[one].find(self._search.hashes[wanted])
+                _, parts = self._ranged[one].find(self._search.hashes[wanted], filtered=self._is_filtered)
                 size += self._ranged[one].bytes_of(parts)
-                if size > _AHEAD_BYTES:
+                if size > self._haste.ahead_bytes:
                     break
                 if parts:
                     parts_of[one] = (self._ranged[one], parts)

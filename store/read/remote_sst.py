@@ -51,16 +51,16 @@ class Part:
 class RangedSst:
     """One SST in the store, of which only what is asked for is read."""
 
-    def __init__(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> None:
-        """Read the footer, unless this process has done so before; `reads` counts what is read.
+    def __init__(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads, tail: bytes = b"") -> None:
+        """Read the footer, unless it is in `tail` (`fetch_tails`) or this process has it; `reads` counts what is read.
 
         Raises `Corruption` where the object is missing or its footer is not what the manifest promises, `Unavailable`
         where the store did not answer.
         """
         self._sst, self._reads = sst, reads
         self._reader = RangeReader(store, sst, reads)
-        self._footer = footer_of(self._reader, sst, table)
-        self._located = Located(sst, self._footer)
+        self._footer = footer_of(self._reader, sst, table, tail)
+        self._located = Located(sst, self._footer, tail)
 
     def find(self, hashes: npt.NDArray[np.int64], *, filtered: bool = True) -> tuple[npt.NDArray[np.bool_], list[Part]]:
         """Which of these hashes (ascending) can be here, and in which rows.

@@ -54,6 +54,11 @@ _SAMPLE_ROWS = 4_096
 _ENDLESS = 1 << 30
 
 
+def page_rows(rows: int) -> int:
+    """How many rows a page has, of an SST of so many that are not wide."""
+    return min(PAGE_ROWS, max(_SMALL_PAGE_ROWS, rows // _PAGES))
+
+
 class SstWriter:
     """Encodes one SST from batches of rows, so far `num_rows`, that come in its order. Holds the bytes in memory."""
 
@@ -96,8 +101,8 @@ class SstWriter:
         least = min(_ROW_GROUP_LEAST, ROW_GROUP_ROWS)
         self._row_group_rows = max(least, min(ROW_GROUP_ROWS, int(ROW_GROUP_BYTES / row_bytes)))
         # The batches that Arrow writes: it ends pages between them.
-        page_rows = min(PAGE_ROWS, max(_SMALL_PAGE_ROWS, rows.num_rows // _PAGES))
-        page_rows = max(min(_PAGE_LEAST, page_rows), min(page_rows, int(_PAGE_BYTES / max(widest, 1))))
+        narrow = page_rows(rows.num_rows)
+        wide = max(min(_PAGE_LEAST, narrow), min(narrow, int(_PAGE_BYTES / max(widest, 1))))
         sample = rows.slice(0, _SAMPLE_ROWS)
         text = (field.name for field in sample.schema if _is_text(field.type))
         repeating = (name for name in text if 2 * pc.count_distinct(sample[name]).as_py() <= sample.num_rows)
@@ -110,10 +115,10 @@ class SstWriter:
             write_page_checksum=True,
             write_page_index=True,
             # By rows alone, so that the pages of all columns begin with the same.
-            max_rows_per_page=page_rows,
+            max_rows_per_page=wide,
             data_page_size=_ENDLESS,
             # A dictionary that grows too large ends a page after a batch, which counts values, not rows.
-            write_batch_size=_ENDLESS if any(pa.types.is_nested(kind) for kind in self._schema.types) else page_rows,
+            write_batch_size=_ENDLESS if any(pa.types.is_nested(kind) for kind in self._schema.types) else wide,
             # For a full row group; Arrow folds the filter of a smaller one.
             bloom_filter_options={HASH: {"ndv": ROW_GROUP_ROWS, "fpp": FALSE_POSITIVES}},
         )

@@ -15,7 +15,7 @@ from slackwater.store.objects.open import open_store
 from slackwater.store.objects.stats import Reads
 from slackwater.store.read import footers, range_reads
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.multi_get import multi_get
+from slackwater.store.read.multi_get import NO_HASTE, Haste, multi_get
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table
@@ -64,10 +64,15 @@ def nothing_is_known() -> None:
 
 
 def look_up(
-    store: CountingStore, cache: SstCache, ssts: tuple[Sst, ...], numbers: np.ndarray, reads: Reads
+    store: CountingStore,
+    cache: SstCache,
+    ssts: tuple[Sst, ...],
+    numbers: np.ndarray,
+    reads: Reads,
+    haste: Haste = NO_HASTE,
 ) -> list[int | None]:
     keys = pa.table({"k": numbers})
-    values, _ = multi_get(store, cache, ssts, NUMBERED, hash_keys(keys, ["k"]), keys, reads)
+    values, _ = multi_get(store, cache, ssts, NUMBERED, hash_keys(keys, ["k"]), keys, reads, haste=haste)
     return values["v"].to_pylist()
 
 
@@ -111,6 +116,31 @@ def test_a_key_costs_three_round_trips_and_a_page_of_each_column(
         assert found // 10 == number
         assert reads.round_trips == 3
         assert reads.bytes == store.bytes_read - before < 100_000 < ssts[0].bytes / 50
+
+
+@pytest.mark.parametrize(("unfiltered", "trips"), [(4, 2), (3, 3)])
+def test_in_haste_the_index_comes_with_the_footer_and_of_few_ssts_no_filter_is_asked(
+    table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path, unfiltered: int, trips: int
+) -> None:
+    store, ssts = table
+    haste = Haste(index_bytes=1 << 20, unfiltered=unfiltered)
+    for number in [*range(7, 17), BASE_ROWS + 5]:
+        nothing_is_known()
+        reads, before = Reads(), store.bytes_read
+        (found,) = look_up(store, SstCache(tmp_path / str(number), LARGE), ssts, np.array([number]), reads, haste)
+        assert (None if found is None else found // 10) == (number if number < BASE_ROWS else None)
+        assert reads.round_trips == trips - (unfiltered == 3 and found is None)
+        assert reads.bytes == store.bytes_read - before < ssts[0].bytes / 8
+
+
+def test_an_index_that_is_larger_than_one_is_hasty_for_is_read_by_itself(
+    table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path
+) -> None:
+    store, ssts = table
+    reads = Reads()
+    haste = Haste(index_bytes=1_000, unfiltered=1)
+    assert look_up(store, SstCache(tmp_path / "cache", LARGE), ssts[:1], np.array([7]), reads, haste) == [71]
+    assert reads.round_trips == 3
 
 
 def test_a_hundred_keys_cost_less_than_their_row_groups(
