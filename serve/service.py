@@ -57,6 +57,8 @@ class ServeOptions:
     """That it may return."""
     sql_processes: int = 2
     """Statements that are carried out at a time."""
+    sql_is_ready: bool = True
+    """Whether a process for them starts before one is asked."""
     long_s: float = 300.0
     """What a search may take, a replay, or a proof."""
     long_at_once: int = 2
@@ -158,7 +160,8 @@ class Service:
 
     async def begin(self) -> None:
         """Have ready what takes long to start."""
-        self.statements.warm()
+        if self.options.sql_is_ready:
+            self.statements.warm()
         await self.in_thread(_import)
         if self.peers is not None:
             await self.peers.begin()

@@ -3,6 +3,7 @@
 What is read is what reading the store would give, of the same classes. What changes an app is not here.
 """
 
-from .served import ServedApp, ServedMoment, Server
+from .moment import ServedMoment
+from .served import ServedApp, Server
 
 __all__ = ["ServedApp", "ServedMoment", "Server"]

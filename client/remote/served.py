@@ -1,48 +1,46 @@
-"""Apps and moments over HTTP: the methods of `AppHistory` and `Moment` that a server offers, with the same results."""
+"""Apps over HTTP: the methods of `AppHistory` that a server offers, with the same results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Self
 
-import numpy as np
-import pyarrow as pa
+import msgspec
 
-from ... import instants
-from ...errors import TooMuch, Usage
+from ...keep.rejected.listing import RejectedRecords
+from ...keep.verify.verify import Report
 from ...learned import learned
-from ...moments.cut.graph import Cut, Thinned
 from ...moments.cut.lineage import Lineage, Window
 from ...moments.cut.stored import Snapshot
-from ...moments.diff.key_changes import KeyChanges
 from ...moments.diff.key_history import RowChange, RowHistory
-from ...moments.diff.moments import ColumnMatch, TableDiff
-from ...moments.query.answers import as_relation
-from ...moments.query.columns import TableColumn, value_of
 from ...moments.query.log import LogEntry
-from ...results.document import Block, TableBlock, Title
-from ...results.rows import columns_table
-from ...results.shown import Shown
+from ...moments.query.timeline import CommitPoint, Mark, ThinnedLine
+from ...moments.take.audit_log import Operation
+from ...results import history
+from ...results.document import Block, Title
+from ...results.shown import Result
 from ...store.objects.stats import Reads
-from ...store.sst.arrow_types import python_rows, to_arrow
-from ..moment import Tables
+from ...store.sst.arrow_types import to_arrow
 from ..results import Difference, KeyHistory, Log
 from .http import Http
-
-if TYPE_CHECKING:
-    import duckdb
-
-_NULL = r"\N"
-_MOST = 10_000
-"""Rows or commits of one answer."""
+from .moment import MOST, Remote, ServedMoment
+from .values import rows, text, typed
 
 
-class Server(Shown):
+class Server(Remote):
     """A server of a store, and its apps. Threads may share it. `close` it, or use it in a `with`.
 
     Whatever asks it raises `Unavailable` when it does not answer, and `Forbidden` for what the token does not allow.
     """
+
+    absent = frozenset((
+        *("adopt", "attach", "import_app", "imported", "init", "initialise", "clones", "remove_expired"),
+        *("add_token", "digest_of", "remove_token", "tokens"),
+        # Of the library's own.
+        *("beside", "by", "cache", "called", "channels_of", "channels_where_needed", "known_channels"),
+        *("note_thinned", "on_behalf_of", "program_of", "store"),
+    ))  # fmt: skip
 
     def __init__(self, url: str, token: str = "", timeout_s: float = 60) -> None:
         self.http = Http(url, token, timeout_s)
@@ -88,18 +86,34 @@ class Server(Shown):
         return (Title(f"slackwater server {self.root}"),)
 
 
-class ServedApp(Shown):
+class ServedApp(Remote):
     """An app, as `AppHistory`."""
 
+    absent = frozenset((
+        # What changes an app, or what is stored of it.
+        *("archive", "backfill", "clone", "cloned", "compact", "compactor", "drill", "edit", "end_replica", "forget"),
+        *("forget_keys", "gc", "give_up_forgetting", "migrate", "promote", "protect", "recover", "refresh", "remove"),
+        *("remove_clone", "replicate", "replicator", "rescale", "reset", "retire", "retry", "rewind", "snapshot"),
+        *("take", "trial", "unprotect", "verify_forgotten"),
+        # Programs and predicates that a server would have to run.
+        *("check", "scan", "flips", "search"),
+        # Of the library's own.
+        *("all_snapshots", "describe", "newer", "note_input_gone", "of_versions", "whole_ref"),
+    ))  # fmt: skip
+
     def __init__(self, server: Server, name: str) -> None:
-        self.name = name
+        self.name = self.called = name
         self._server, self._http = server, server.http
+
+    def _get(self, *path: str, kind: Any = Any, **asked: Any) -> Any:
+        return self._http.json(("apps", self.name, *path), kind, **asked)
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
         """Its snapshots, oldest first."""
-        found = self._http.json(("apps", self.name, "snapshots"), dict[str, Any])["snapshots"]
-        taken: tuple[Snapshot, ...] = _values(found, tuple[Snapshot, ...])
+        taken: tuple[Snapshot, ...] = msgspec.convert(
+            self._get("snapshots")["snapshots"], learned(tuple[Snapshot, ...])
+        )
         return taken
 
     def at(
@@ -116,13 +130,59 @@ class ServedApp(Shown):
         """
         when = moment.isoformat() if isinstance(moment, datetime) else moment
         asked = {"stage": stage, "min_offsets": list(min_offsets), "wait_ms": wait_ms}
-        found = self._http.json(("apps", self.name, "at", when), **asked)
-        return ServedMoment(self._server, self.name, when, stage, found)
+        found = self._get("at", when, **asked)
+        return ServedMoment(self._http, self.name, when, stage, found)
 
     def log(self, limit: int = 20, *, stage: str = "") -> Log:
         """The newest `limit` commits, as `AppHistory.log`; 10,000 at most."""
-        asked = {"limit": limit or _MOST, "stage": stage}
-        return Log(self._http.json(("apps", self.name, "log"), tuple[LogEntry, ...], **asked))
+        asked = {"limit": limit or MOST, "stage": stage}
+        return Log(self._get("log", kind=tuple[LogEntry, ...], **asked))
+
+    def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
+        """Commits between two times and what stands out, as `AppHistory.timeline`, without the programs of commits."""
+        found = self._get("timeline", points=points, from_ms=from_ms, to_ms=to_ms)
+        commits = tuple(CommitPoint(**each, program="", migration=0) for each in found["points"])
+        return ThinnedLine(
+            self.name, found["commits"], commits, msgspec.convert(found["marks"], learned(tuple[Mark, ...]))
+        )
+
+    def stages(self, moment: ServedMoment | None = None) -> dict[str, Any]:
+        """The stages now, or as they were at a moment, as `AppHistory.stages`."""
+        of = moment or self.at()
+        found: dict[str, Any] = self._get("at", of.when, "stages", stage=of.stage)
+        return found
+
+    def operations(self, limit: int = 20) -> Result:
+        """The newest `limit` things done to the app, by whom and why, as `AppHistory.operations`."""
+        found = self._get("operations", kind=tuple[Operation, ...], limit=limit or MOST)
+        return history.operations(found, self.name)
+
+    def rejected(self, *, stage: str = "", limit: int = 50, every: bool = False) -> RejectedRecords:
+        """Records that stages rejected, newest first, as `AppHistory.rejected`."""
+        found = self._get("rejected", limit=limit or MOST, stage=stage, every=str(every).lower())
+        for each in found["records"]:
+            each.update({name: bytes.fromhex(each[name]) for name in ("key", "value") if each[name] is not None})
+        whole: RejectedRecords = msgspec.convert(found, learned(RejectedRecords))
+        return whole
+
+    def verify(
+        self, ref: str, *, deep: bool = False, on_progress: Callable[[str], None] = lambda _line: None
+    ) -> Report:
+        """What `ServedMoment.verify` does, for a whole ref, whose manifests may be damaged, too."""
+        where, _, when = ref.partition("@")
+        asked = {"stage": where.partition("/")[2], "deep": str(deep).lower()}
+        found: Report = self._get("at", when or "now", "verify", kind=Report, **asked)
+        return found
+
+    def replay(self, stage: str, version: int, *, key: object = "", limit: int = 1_000) -> dict[str, Any]:
+        """What `slackwater replay --json` gives of a batch that the server runs again, and `same`: whether it agrees.
+
+        With `key` only of that key; `limit` bounds the keys and rows that differ. Raises `Refused` where the server was
+        started without the program, `NotFound` for the version, and `Forbidden` without the verb `bisect`.
+        """
+        asked = {"stage": stage, "version": version, "key": text(key), "limit": limit}
+        found: dict[str, Any] = self._http.post(("apps", self.name, "replay"), **asked)
+        return found
 
     def bisect(
         self,
@@ -156,23 +216,19 @@ class ServedApp(Shown):
     def lineage(self, stage: str, version: int = 0, *, after: int = 0) -> Lineage:
         """The input behind versions of a stage, as `AppHistory.lineage`."""
         asked = {"stage": stage, "version": version, "after": after}
-        found: Lineage = self._http.json(("apps", self.name, "lineage"), Lineage, **asked)
+        found: Lineage = self._get("lineage", kind=Lineage, **asked)
         return found
 
-    def diff(self, before: str | datetime, after: str | datetime = "now", *, table: str = "") -> Difference:
+    def diff(
+        self, before: str | datetime, after: str | datetime | ServedMoment = "now", *, table: str = ""
+    ) -> Difference:
         """The rows that differ between two moments, as `AppHistory.diff`."""
-        ends = [each.isoformat() if isinstance(each, datetime) else each for each in (before, after)]
-        asked = {"before": ends[0], "after": ends[1], "table": table}
-        found = self._http.json(("apps", self.name, "diff"), **asked)
-        tables = {**self.at(ends[0]).tables, **self.at(ends[1]).tables}
-        cuts = Cut(self.name, {}), Cut(self.name, {})
-        differing = [_table_diff(each, tables[each["table"]]) for each in found["tables"]]
-        return Difference((found["a"]["ref"], found["b"]["ref"]), cuts, differing)
+        return self.at(before).diff(after if isinstance(after, ServedMoment) else self.at(after), table=table)
 
     def history(self, table: str, key: object, *, limit: int = 20) -> KeyHistory:
         """The newest `limit` changes of the row of one key, as `AppHistory.history`; 10,000 at most."""
-        asked = {"key": _text(key), "limit": limit or _MOST}
-        found = self._http.json(("apps", self.name, "tables", table, "history"), **asked)
+        asked = {"key": text(key), "limit": limit or MOST}
+        found = self._get("tables", table, "history", **asked)
         columns = self.at().tables.get(table) or ()
         kinds = {each.name: to_arrow(each.type) for each in columns}
         changes = tuple(
@@ -181,140 +237,15 @@ class ServedApp(Shown):
                 kind=each["change"],
                 inherited=each["inherited"] or "",
                 formerly=each["formerly"] or "",
-                windows=_values(each["windows"], tuple[Window, ...]),
-                before=_typed(each["before"], kinds),
-                after=_typed(each["after"], kinds),
+                windows=msgspec.convert(each["windows"], learned(tuple[Window, ...])),
+                before=typed(each["before"], kinds),
+                after=typed(each["after"], kinds),
             )
             for each in found["changes"]
         )
-        keys = _rows([found["key"]], {each.name: kinds[each.name] for each in columns if each.key})
+        keys = rows([found["key"]], {each.name: kinds[each.name] for each in columns if each.key})
         whole_from, read = found["whole_from"] or 0, Reads(**found["read"])
         return KeyHistory(RowHistory(found["app"], table, keys, changes, whole_from, read))
 
     def _blocks(self) -> tuple[Block, ...]:
         return (Title(f"app {self.name} of {self._server.root}"),)
-
-
-class ServedMoment(Shown):
-    """A moment, as `Moment`: always the same versions, also where it was `now` when it was asked for."""
-
-    def __init__(self, server: Server, app: str, when: str, stage: str, found: dict[str, Any]) -> None:
-        self.ref = f"{app}{'/' if stage else ''}{stage}@{when}"
-        self.versions: dict[str, int] = found["versions"]
-        """The version of each stage, upstream first."""
-        self.offsets: dict[str, list[int]] = found["offsets"]
-        """How far users' topics have been read by all tables, by topic: the next offset of each partition."""
-        self.thinned_out: Thinned | None = _values(found["thinned_out"], Thinned | None)
-        self._http, self._app, self._found = server.http, app, found
-        self._path = ("apps", app, "at", when)
-        self._stage = stage
-        self._is_now = when == "now"
-
-    @property
-    def time(self) -> datetime:
-        """When the newest of these versions was committed, in UTC."""
-        return datetime.fromtimestamp(self._found["time_ms"] / 1_000, UTC)
-
-    @property
-    def tables(self) -> Tables:
-        """The tables and their columns."""
-        each = {one["table"]: _values(one["columns"], tuple[TableColumn, ...]) for one in self._found["tables"]}
-        return Tables(self.ref, each)
-
-    def query(self, sql: str) -> duckdb.DuckDBPyRelation:
-        """What a query returns, as `Moment.query`. Raises `TooMuch` beyond what the server gives at once, too."""
-        rows, about = self.answer(sql, _MOST)
-        if about["cut_off"]:
-            raise TooMuch(f"there are more than {rows.num_rows:,} rows", hint="aggregate, or add a LIMIT")
-        return as_relation(rows)
-
-    def answer(self, sql: str, limit: int) -> tuple[pa.Table, dict[str, Any]]:
-        """At most so many rows, and what is said beside them."""
-        return self._http.arrow((*self._path, "query"), sql=sql, limit=limit, stage=self._stage)
-
-    def get(self, table: str, key: object) -> dict[str, object] | None:
-        """The row of one key, as `Moment.get`."""
-        return self.get_many(table, [key])[0]
-
-    def get_many(
-        self, table: str, keys: Sequence[object], columns: Sequence[str] = ()
-    ) -> list[dict[str, object] | None]:
-        """The rows of many keys, as `Moment.get_many`."""
-        # The very version: "now" is another one by and by.
-        path = ("apps", self._app, "at", f"v{self._version(table)}") if self._is_now else self._path
-        stage = self._stage_of(table) if self._is_now else self._stage
-        found: list[dict[str, object] | None] = []
-        for start in range(0, len(keys), 200):
-            some = [_text(each) for each in keys[start : start + 200]]
-            rows, _ = self._http.arrow((*path, "tables", table), key=some, column=list(columns), stage=stage)
-            present = rows["_found"].to_pylist()
-            each = python_rows(rows.drop_columns(["_found"]))
-            found += [row if is_there else None for row, is_there in zip(each, present, strict=True)]
-        return found
-
-    def _stage_of(self, table: str) -> str:
-        return table if table in self.versions else table.rpartition("_")[0]
-
-    def _version(self, table: str) -> int:
-        stage = self._stage_of(table)
-        if stage not in self.versions:
-            self._http.json((*self._path, "tables", table), key="")  # says what there is
-        return self.versions[stage]
-
-    def _blocks(self) -> Iterator[Block]:
-        yield Title(f"{self.ref}, committed {instants.iso(self._found['time_ms'])}")
-        yield TableBlock.of(("stage", "version"), ((stage, f"v{version}") for stage, version in self.versions.items()))
-        yield columns_table(self.tables)
-
-
-def _text(key: object) -> str:
-    """A key, as a server takes it."""
-    if isinstance(key, tuple) and len(key) != 1:
-        from ...results.shown import encoded
-
-        return encoded([each.hex() if isinstance(each, bytes) else each for each in key]).decode()
-    (one,) = key if isinstance(key, tuple) else (key,)
-    match one:
-        case None:
-            return _NULL
-        case bytes():
-            return one.hex()
-        case bool():
-            return str(one).lower()
-        case dict() | list():
-            raise Usage("a key that is a struct is given as JSON text")
-        case _:
-            return str(one)
-
-
-def _values(found: object, kind: Any) -> Any:
-    import msgspec
-
-    return msgspec.convert(found, learned(kind))
-
-
-def _typed(row: dict[str, Any] | None, kinds: dict[str, pa.DataType]) -> dict[str, object] | None:
-    """The values of a row, of their columns' types: JSON has no bytes and no dates."""
-    if row is None:
-        return None
-    return {name: value_of(value, kinds[name]) if name in kinds else value for name, value in row.items()}
-
-
-def _rows(rows: Sequence[dict[str, Any] | None], kinds: dict[str, pa.DataType]) -> pa.Table:
-    """A table of rows, nulls for those that are None."""
-    typed = [_typed(row, kinds) or dict.fromkeys(kinds) for row in rows]
-    return pa.table({name: pa.array([row.get(name) for row in typed], kind) for name, kind in kinds.items()})
-
-
-def _table_diff(found: dict[str, Any], columns: Sequence[TableColumn]) -> TableDiff:
-    matches = _values(found["columns"], tuple[ColumnMatch, ...])
-    kinds = {each.name: to_arrow(each.type) for each in columns}
-    keys = {each.name: kinds[each.name] for each in columns if each.key}
-    values = {each.column: kinds[each.column] for each in matches if each.column in kinds}
-    rows = found["rows"]
-    was, is_there = (np.array([row[side] is not None for row in rows], np.bool_) for side in ("before", "after"))
-    before, after = (_rows([row[side] for row in rows], values) for side in ("before", "after"))
-    changes = KeyChanges.between(_rows([row["key"] for row in rows], keys), before, after, was, is_there)
-    names = ("table", "added", "removed", "changed", "rows_in_both", "about")
-    more = {name: found[name] for name in names}
-    return TableDiff(changes=changes, columns=matches, unlike=tuple(found["unlike"]), **more)

@@ -96,11 +96,11 @@ def _event(name: str, data: object) -> bytes:
 
 
 @endpoint("/apps/{app}/at/{ref}/verify", is_long=True)
-async def verify(asked: Call, app: AppName, ref: Moment, deep: Deep = False) -> Result:
+async def verify(asked: Call, app: AppName, ref: Moment, deep: Deep = False, stage: Stage = "") -> Result:
     """Whether a moment is consistent, complete and undamaged, as far as what is stored proves it."""
     asked.grant.check_all_tables("a proof")
     of = await asked.service.in_thread(lambda: asked.app(app))
-    return verification(await prove(asked, of, ref, deep=deep))
+    return verification(await prove(asked, of, ref, stage, deep=deep))
 
 
 @endpoint("/apps/{app}/replay", verb="bisect", methods=("POST",), is_long=True)

@@ -60,9 +60,18 @@ async def find(asked: Call, of: StoredApp, wrong: SearchAsked, on_step: Callable
 
 
 async def prove(
-    asked: Call, of: StoredApp, ref: str, *, deep: bool, on_progress: Callable[[str], None] = lambda _line: None
+    asked: Call,
+    of: StoredApp,
+    ref: str,
+    stage: str = "",
+    *,
+    deep: bool,
+    on_progress: Callable[[str], None] = lambda _line: None,
 ) -> Report:
-    """What verifying a moment finds; it ends when it is cancelled. Raises `TooOften`, and as `Moment.verify`."""
+    """What verifying a moment, or one of a stage, finds. Ends when it is cancelled.
+
+    Raises `TooOften`, and as `Moment.verify`.
+    """
     stopped = Event()
 
     def told(line: str) -> None:
@@ -70,7 +79,7 @@ async def prove(
             raise SearchStopped
         on_progress(line)
 
-    whole = of.whole_ref(ref) or of.name
+    whole = f"{of.name}/{stage}@{ref}" if stage else f"{of.name}@{ref}"
     try:
         with asked.service.taking_long():
             return await asked.service.in_thread(lambda: of.verify(whole, deep=deep, on_progress=told))

@@ -1,20 +1,16 @@
 """Values for whoever may not see them: the stand-ins of reports, each with a name by which it is known again.
 
-A name is made of the value by a secret of this process and whoever asks, so equal values have the same name, in every
-table and answer, and nobody can try values out. Given back, as a key or a string in SQL, it stands for its value.
+Equal values have the same name, in every table and answer. Given back, as a key or a string in SQL, it stands for its
+value.
 """
 
 import re
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from hashlib import blake2b
-from threading import Lock
 from typing import Any
-
-from cachetools import LRUCache
 
 from ...errors import NotFound, SlackwaterError, Usage
 from ...moments.query.clauses import words
@@ -23,13 +19,13 @@ from ...results.report import Mask
 from ...results.values import hexadecimal, readable, shortened
 from ...store.versions.manifest import Table
 from ..errors import problem
+from .naming import NamedValues
 
 _NAME = re.compile(r"#[0-9a-f]{12}")
 _NAMED = re.compile(r".*(#[0-9a-f]{12})")
 """A whole stand-in will do, too."""
-_REMEMBERED = 50_000
-"""Values whose names are understood when they are given back, the newest that were hidden; of so many bytes at most."""
 _REMEMBERED_BYTES = 1_000
+"""Of a value whose name is understood when it is given back, at most."""
 _MOST_DATA = 1 << 20
 _MOST_TEXT = 2_000
 """Characters of a value that is shown."""
@@ -37,15 +33,6 @@ _SAFE = ("Parser Error", "Binder Error", "Catalog Error")
 """What DuckDB says of SQL itself, before it has read a row."""
 _OF_OURS = ("Denied", "NotKnown", "TooOften", "TooMuch", "NotYet", "NotFound", "MomentGone", "Unavailable")
 """Errors whose words have names, times and counts, and no values."""
-
-
-@dataclass(frozen=True, slots=True)
-class NamedValues:
-    """Of the values that somebody was shown hidden: what each name stands for."""
-
-    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-    values: LRUCache[str, object] = field(default_factory=lambda: LRUCache(_REMEMBERED))
-    lock: Lock = field(default_factory=Lock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +114,11 @@ class Masking:
     def _value(self, name: str) -> object:
         with self.names.lock:
             if name not in self.names.values:
-                raise NotFound("hidden value", name, found="a name is known to the process that has shown it lately")
+                raise NotFound(
+                    "hidden value",
+                    name,
+                    found="an instance knows a name once it has shown it: ask again for the rows with it",
+                )
             value = self.names.values[name]
         self._used[str(value)] = name
         return value

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import mcp_types as types
-from cachetools import LRUCache
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -29,13 +28,12 @@ from ..web import refused
 from . import tools  # noqa: F401  declares them
 from .answers import Told, bounded
 from .declared import TOOLS, AgentTool, ToolCall
-from .masking import Masking, NamedValues
+from .masking import Masking
+from .naming import NamedValues, Naming
 
 _log = logging.getLogger(__name__)
 _GRANT = "slackwater.grant"
 _MOST_BODY_BYTES = 1 << 20
-_TOKENS = 100
-"""Of so many it is remembered what they were shown."""
 _INSTRUCTIONS = """\
 slackwater keeps every version of the state of streaming applications. An app has stages; a stage has a table, and \
 each of its commits is a version (`app/stage@v42`) that has read some offsets of its topics. All tools only read.
@@ -55,7 +53,7 @@ class AgentServer:
 
     def __init__(self, service: Service, door: Doorkeeper | Grant) -> None:
         self._service, self._door = service, door
-        self._names: LRUCache[str, NamedValues] = LRUCache(_TOKENS)
+        self._naming = Naming(service.client.store)
         self.server: Server[Any] = Server(
             "slackwater",
             version=__version__,
@@ -96,9 +94,10 @@ class AgentServer:
         grant, began_s = self._grant(context), time.perf_counter()
         host = context.request.client.host if context.request is not None and context.request.client else ""
         found, rows, status = dict[str, Any](), 0, 200
-        names = self._names.setdefault(grant.name, NamedValues())
-        masking, root = Masking("values" in grant.verbs, names), self._service.client.root
+        masking, root = Masking("values" in grant.verbs), self._service.client.root
         try:
+            if not masking.show:
+                masking = Masking(show=False, names=await self._names(grant))
             tool = _tool(asked.name)
             grant.check(tool.verb)
             hint = f"the schema of the tool {tool.name} says what may be asked"
@@ -117,6 +116,11 @@ class AgentServer:
         audit.write(f"mcp {asked.name[:100]}", host, grant.name, found, status, rows, time.perf_counter() - began_s)
         content = types.TextContent(type="text", text=data.replace(b"\n", b"").decode())
         return types.CallToolResult(content=[content], is_error=status != 200)
+
+    async def _names(self, grant: Grant) -> NamedValues:
+        while (names := self._naming.of(grant.name)) is None:
+            await self._service.in_thread(self._naming.of_today)
+        return names
 
     async def _told(self, context: Any, tool: AgentTool, asked: Call, masking: Masking, found: dict[str, Any]) -> Told:
         options, loop = self._service.options, asyncio.get_running_loop()

@@ -21,7 +21,8 @@ from slackwater.store.objects.local import LocalStore
 from tests.conftest import free_port
 from tests.support.histories import START_MS, Clock, FlightsApp, Kafka, copied, flights
 
-FAST = ServeOptions(every_s=0.02)
+# Most tests ask no SQL, and a process for it takes two seconds of processor to start.
+FAST = ServeOptions(every_s=0.02, sql_is_ready=False)
 HERE = Listening()
 
 

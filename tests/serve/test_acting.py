@@ -1,6 +1,7 @@
 """A search over HTTP, as it goes; a snapshot that is asked for; and who may."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -8,7 +9,6 @@ import pytest
 import urllib3
 from slackwater.client import Client
 from slackwater.serve.server import Listening
-from slackwater.serve.service import ServeOptions
 
 from tests.support.histories import FlightsApp
 from tests.support.running import eventually
@@ -90,7 +90,7 @@ def test_what_says_not_what_is_wrong_is_no_search(ask: Ask, body: object) -> Non
 
 
 def test_an_evaluation_is_bounded_and_so_is_the_search(own: Callable[..., Ask]) -> None:
-    ask = own(options=ServeOptions(every_s=0.02, sql_s=4.0, sql_processes=1))
+    ask = own(options=replace(FAST, sql_s=2.0, sql_processes=1))
     endless = "SELECT carrier FROM carriers, range(10000000) a, range(10000000) b WHERE a.range + b.range < 0"
     name, found = events(ask, {"where": endless})[-1]
     assert (name, found["error"]) == ("error", "TooMuch")
@@ -98,7 +98,7 @@ def test_an_evaluation_is_bounded_and_so_is_the_search(own: Callable[..., Ask]) 
 
 
 def test_who_goes_away_ends_the_search_and_others_have_its_place(own: Callable[..., Ask]) -> None:
-    ask = own(options=ServeOptions(every_s=0.02, sql_s=60, sql_processes=1, long_at_once=1))
+    ask = own(options=replace(FAST, sql_s=60, sql_processes=1, long_at_once=1))
     endless = "SELECT carrier FROM carriers, range(10000000) a, range(10000000) b WHERE a.range + b.range < 0"
     body = msgspec.json.encode({"where": endless})
     pool = urllib3.PoolManager(retries=False, timeout=30)
@@ -110,7 +110,7 @@ def test_who_goes_away_ends_the_search_and_others_have_its_place(own: Callable[.
 
 
 def test_a_search_that_takes_too_long_says_so(own: Callable[..., Ask]) -> None:
-    ask = own(options=ServeOptions(every_s=0.02, sql_s=60, sql_processes=1, long_s=0.5))
+    ask = own(options=replace(FAST, sql_s=60, sql_processes=1, long_s=0.5))
     endless = "SELECT carrier FROM carriers, range(10000000) a, range(10000000) b WHERE a.range + b.range < 0"
     assert events(ask, {"where": endless})[-1][1]["error"] == "TooMuch"
 

@@ -1,54 +1,161 @@
 """Whatever is sent, nothing hangs, nothing is a bug of the server's, and what it says is what its document says."""
 
+import os
 import socket
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+import psutil
 import pytest
+import requests
 import schemathesis
 import urllib3
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
+from slackwater.serve.agents import tools  # noqa: F401  declares them
+from slackwater.serve.agents.declared import TOOLS
 from slackwater.serve.declare import ENDPOINTS
 
-from tests.models.profiles import scaled
+from tests.conftest import free_port
+from tests.models.profiles import SECONDS, scaled
+from tests.support.histories import FlightsApp
+from tests.support.running import SLACKWATER
 
-from .conftest import Ask
+from .conftest import Ask, wait_until
 
 _CONFORMS = ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
 _NAMES = ("not_a_server_error", "negative_data_rejection", *_CONFORMS)
 _CHECKS = [check for check in CHECKS.get_all() if check.__name__ in _NAMES]
-THERE = {"app": "flights", "ref": "now", "table": "carriers"}
-_STREAMS = [each.path for each in ENDPOINTS if each.streams and each.method == "GET"]  # these have no end
+_THERE = {"app": "flights", "ref": "now", "table": "carriers"}
+_ENDLESS = [each.path for each in ENDPOINTS if each.streams and each.method == "GET"]
+_BESIDE = ("/", "/healthz", "/openapi.json", "/page/main.js")
 _HOW: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+_PATIENCE_S = 15
+_MOST_BYTES = 1 << 30
+"""Of the server and its processes for SQL, together."""
 
 
-def _schema(url: str) -> Any:
-    return schemathesis.openapi.from_url(f"{url}/openapi.json").exclude(path=_STREAMS)
+@dataclass
+class Besieged:
+    """A server in a process of its own, and what came of what it was sent."""
 
+    url: str
+    process: subprocess.Popen[bytes]
+    cases: int = 0
+    slowest_s: float = 0
+    most_bytes: int = 0
+    statuses: dict[int, int] = field(default_factory=dict)
+    began_s: float = field(default_factory=time.monotonic)
 
-def test_what_the_document_allows_and_what_it_does_not(instance: str) -> None:
-    """A few hundred cases; with `SLACKWATER_PROFILE=ci`, some ten thousand."""
-    asked = 0
-
-    def try_one(case: Any) -> None:
-        nonlocal asked
-        asked += 1
-        if asked % 2 and case.meta.generation.mode is GenerationMode.POSITIVE:
+    def send(self, case: Any) -> None:
+        """Send one case, and hold the answer to the document."""
+        self.cases += 1
+        path, began_s = case.operation.path, time.monotonic()
+        is_positive = case.meta.generation.mode is GenerationMode.POSITIVE
+        if self.cases % 2 and is_positive:
             # Of names that nobody has, there is no more to be heard.
-            case.path_parameters.update({each: THERE[each] for each in case.path_parameters if each in THERE})
-        case.call_and_validate(checks=_CHECKS, timeout=15)
+            for asked in (case.path_parameters, case.body):
+                if isinstance(asked, dict):
+                    asked.update({each: _THERE[each] for each in asked if each in _THERE})
+        if path.startswith("/mcp/"):
+            status = self._tool(path.removeprefix("/mcp/"), case.body, is_positive=is_positive)
+        elif path in _ENDLESS:
+            with requests.request(**case.as_transport_kwargs(), timeout=_PATIENCE_S, stream=True) as begun:
+                status = begun.status_code
+                assert next(begun.iter_content(1 << 16)), begun.url
+        else:
+            status = case.call_and_validate(checks=_CHECKS, timeout=_PATIENCE_S).status_code
+        assert status < 500, (path, status)
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
+        self.most_bytes = max(self.most_bytes, self._bytes())
 
-    how = settings(scaled(60, in_ci=500), phases=[Phase.generate], **_HOW)
-    for found in _schema(instance).get_all_operations():
+    def _tool(self, name: str, arguments: Any, *, is_positive: bool) -> int:
+        if isinstance(arguments, bytes):  # no JSON at all
+            arguments = arguments.decode("latin-1")
+        asked = {"name": name, "arguments": arguments}
+        call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": asked}
+        headers = {"accept": "application/json, text/event-stream"}
+        sent = requests.post(f"{self.url}/mcp", json=call, headers=headers, timeout=_PATIENCE_S)
+        told = msgspec.json.decode(sent.content[sent.content.index(b"{") :].partition(b"\r\n")[0])
+        if "error" in told:  # what MCP itself does not take
+            assert not is_positive, (name, arguments, told)
+            assert told["error"]["code"] == -32602, told
+            return sent.status_code
+        document = msgspec.json.decode(told["result"]["content"][0]["text"])
+        assert document.get("error") != "Bug", (name, arguments)
+        assert told["result"].get("isError") or is_positive, (name, arguments, document)
+        return sent.status_code
+
+    def _bytes(self) -> int:
+        found = 0
+        for each in (own := psutil.Process(self.process.pid), *own.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                found += each.memory_info().rss
+        return found
+
+    def __str__(self) -> str:
+        took_s, mib = time.monotonic() - self.began_s, self.most_bytes >> 20
+        by_status = ", ".join(f"{count:,} of {status}" for status, count in sorted(self.statuses.items()))
+        return (
+            f"{self.cases:,} cases in {took_s:.0f} s: {by_status}; slowest {self.slowest_s:.1f} s, memory {mib:,} MiB"
+        )
+
+
+@pytest.fixture
+def besieged(written: FlightsApp, tmp_path: Any) -> Iterator[Besieged]:
+    port, words = free_port(), (SLACKWATER, "serve", "--mcp", "--store", written.store.url, "--port")
+    env = {**os.environ, "SLACKWATER_CACHE": str(tmp_path / "cache")}
+    process = subprocess.Popen([*words, str(port)], env=env, stderr=subprocess.DEVNULL)
+    try:
+        ask = Ask(f"http://127.0.0.1:{port}")
+
+        def is_up() -> bool:
+            with suppress(urllib3.exceptions.HTTPError):
+                return ask("/healthz").status == 200
+            return False
+
+        wait_until(is_up)
+        yield Besieged(ask.url, process)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _all_of_it(url: str) -> dict[str, Any]:
+    """The server's document, with what is not in it: tools, as routes whose body is their arguments, and files."""
+    document: dict[str, Any] = requests.get(f"{url}/openapi.json", timeout=_PATIENCE_S).json()
+    anything = {"200": {"description": "", "content": {kind: {} for kind in ("application/json", "text/html", "*/*")}}}
+    for name, tool in TOOLS.items():
+        body = {"required": True, "content": {"application/json": {"schema": tool.schema}}}
+        document["paths"][f"/mcp/{name}"] = {"post": {"requestBody": body, "responses": anything}}
+    return document | {"paths": document["paths"] | {path: {"get": {"responses": anything}} for path in _BESIDE}}
+
+
+@pytest.mark.timeout(SECONDS)
+def test_what_the_document_allows_and_what_it_does_not(besieged: Besieged) -> None:
+    """A few hundred cases; with `SLACKWATER_PROFILE=ci` over ten thousand, and `-rP` shows what came of them."""
+    schema = schemathesis.openapi.from_dict(_all_of_it(besieged.url))
+    schema.config.update(base_url=besieged.url)
+    how = settings(scaled(25, in_ci=180), phases=[Phase.generate], **_HOW)
+
+    def sending(case: Any) -> None:  # what hypothesis takes is a function
+        besieged.send(case)
+
+    for found in schema.get_all_operations():
         for mode in GenerationMode:
             with suppress(Unsatisfiable):  # of what nothing can be asked wrongly
-                how(given(case=found.ok().as_strategy(generation_mode=mode))(try_one))()
-    assert asked > 100
+                how(given(case=found.ok().as_strategy(generation_mode=mode))(sending))()
+    print(besieged)  # noqa: T201  figures, for whoever asks for them
+    assert besieged.cases > 200
+    assert besieged.most_bytes < _MOST_BYTES
 
 
 @pytest.fixture

@@ -1,17 +1,23 @@
 """`sw.open` of a server gives what it gives of the store."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import slackwater as sw
 from slackwater.client import Client
+from slackwater.client.app import StoredApp
+from slackwater.client.moment import Moment
 from slackwater.client.remote import Server
 from slackwater.errors import Forbidden, MomentGone, NotFound, Refused, TooMuch, Unavailable, Usage
+from slackwater.results.shown import encoded
 from slackwater.serve.server import Listening
 
 from tests.conftest import free_port
-from tests.support.histories import FlightsApp
+from tests.support.histories import FlightsApp, flights
+from tests.support.running import eventually
 
 from .conftest import Ask, client_of
 
@@ -115,3 +121,59 @@ def test_a_token_is_sent(own: Callable[..., Ask], app: FlightsApp, monkeypatch: 
 def test_nobody_there_and_somebody_else_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with Server(f"http://127.0.0.1:{free_port()}") as nobody, pytest.raises(Unavailable, match="does not answer"):
         _ = nobody.apps
+
+
+def test_the_rest_of_what_a_server_offers_is_the_same(client: Client, server: Server) -> None:
+    mine, theirs = client.app("flights"), server.app("flights")
+    for at in ({"moment": "~2"}, {"moment": "now"}, {"moment": "v3", "stage": "carriers"}):
+        expected, found = mine.at(**at).verify(), theirs.at(**at).verify()
+        assert replace(found.report, requests=0, bytes_read=0) == replace(expected.report, requests=0, bytes_read=0)
+    assert theirs.verify("flights@~2", deep=True, on_progress=str).consistent
+    assert repr(mine.at("~3").diff(mine.at())) == repr(theirs.at("~3").diff(theirs.at()))
+    line, expected_line = theirs.timeline(50), mine.timeline(50)
+    assert [(each.stage, each.version) for each in line.points] == [(p.stage, p.version) for p in expected_line.points]
+    assert (line.commits, line.marks) == (expected_line.commits, expected_line.marks)
+    assert repr(theirs.operations()) == repr(mine.operations())
+    assert theirs.rejected() == mine.rejected()
+    assert theirs.stages(theirs.at("~2"))["stages"] == encoded_again(mine.stages(mine.at("~2"))["stages"])
+    with pytest.raises(Refused, match="without the program"):
+        theirs.replay("carriers", 3)
+
+
+def encoded_again(data: object) -> Any:
+    return msgspec.json.decode(encoded(data))
+
+
+def test_a_moment_of_now_stays_what_it_was_for_sql_and_proofs_too(own: Callable[..., Ask], app: FlightsApp) -> None:
+    with sw.open(own().url) as opened:
+        moment = opened.app("flights").at()
+        before = moment.query("SELECT sum(flights) FROM carriers").fetchall()
+        app.send(*flights(9))
+        app.step_all()
+        newest = {name: head.version for name, head in app.heads.items()}
+        eventually(lambda: opened.app("flights").at().versions == newest, "the commits are seen")
+        assert opened.app("flights").at().query("SELECT sum(flights) FROM carriers").fetchall() != before
+        assert moment.query("SELECT sum(flights) FROM carriers").fetchall() == before
+        assert moment.verify().report.versions == moment.versions
+
+
+@pytest.mark.parametrize(
+    ("of", "local", "more"),
+    [
+        (lambda server: server, Client, {"me", "http"}),
+        (lambda server: server.app("flights"), StoredApp, {"ask_snapshot", "replay", "name", "called"}),
+        (lambda server: server.moment("flights"), Moment, {"offsets", "when", "stage", "ref"}),
+    ],
+    ids=("store", "app", "moment"),
+)
+def test_what_only_the_store_has_says_so(
+    server: Server, of: Callable[[Server], Any], local: type, more: set[str]
+) -> None:
+    remote = of(server)
+    has, has_here = ({name for name in dir(each) if not name.startswith("_")} for each in (local, remote))
+    assert has - has_here == remote.absent
+    assert has_here - has == more | {"absent"}
+    for name in remote.absent:
+        with pytest.raises(Refused, match=f"{name} works on the store itself"):
+            getattr(remote, name)
+    assert not hasattr(remote, "no_such_method")

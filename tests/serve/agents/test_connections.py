@@ -2,36 +2,48 @@
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import urllib3
 from mcp import Client, StdioServerParameters
+from slackwater.errors import Forbidden
+from slackwater.serve.agents.naming import SECRETS, Naming
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.wrapper import Wrapper
 
 from tests.support.histories import FlightsApp
 from tests.support.running import SLACKWATER
 
 from ..conftest import FAST, Ask, client_of
 from ..test_access import GUARDED, made
-from .conftest import agent_at, connected
+from .conftest import Agent, agent_at, connected
 
 APP = "flights"
 BISECT = {"app": APP, "where": "SELECT carrier FROM carriers WHERE flights >= 9"}
 
 
-@pytest.mark.parametrize("options", [(), ("--values",)])
-def test_a_process_of_its_own(written: FlightsApp, tmp_path: Any, options: tuple[str, ...]) -> None:
-    env = {**os.environ, "SLACKWATER_STORE": written.store.url, "SLACKWATER_CACHE": str(tmp_path / "cache")}
+def process(written: FlightsApp, folder: Path, *options: str) -> AbstractContextManager[Agent]:
+    env = {**os.environ, "SLACKWATER_STORE": written.store.url, "SLACKWATER_CACHE": str(folder / "cache")}
+    return connected(Client(StdioServerParameters(command=str(SLACKWATER), args=["mcp", *options], env=env)))
+
+
+def test_a_process_of_its_own(written: FlightsApp, tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
-    started = StdioServerParameters(command=str(SLACKWATER), args=["mcp", "--audit", str(audit), *options], env=env)
-    with connected(Client(started)) as agent:
+    with process(written, tmp_path, "--audit", str(audit)) as agent:
         assert agent("apps") == {"apps": [APP], "next": "apps with app=NAME tells of one"}
-        row = agent("get", app=APP, table="carriers", keys=["C1"])["rows"][0]["row"]
-        assert (row["carrier"] == "C1") is bool(options)
+        assert agent("get", app=APP, table="carriers", keys=["C1"])["rows"][0]["row"]["carrier"] != "C1"
         assert agent("bisect", **BISECT)["first_bad"]["stage"] == "carriers"
         assert agent("query", app=APP, sql="SELECT count(*) AS n FROM carriers")["rows"] == [{"n": 3}]
         assert agent.fails("query", app=APP, sql="FROM nothing")["error"] == "NotFound"
     assert len(audit.read_text().splitlines()) == 5
+
+
+def test_a_process_that_shows_values(written: FlightsApp, tmp_path: Path) -> None:
+    with process(written, tmp_path, "--values") as agent:
+        assert agent("get", app=APP, table="carriers", keys=["C1"])["rows"][0]["row"]["carrier"] == "C1"
 
 
 def test_whoever_has_no_token_is_told_so(app: FlightsApp, own: Callable[..., Ask]) -> None:
@@ -86,6 +98,44 @@ def test_a_name_is_of_whom_it_was_told_to(app: FlightsApp, own: Callable[..., As
         assert agent("get", app=APP, table="carriers", keys=[shown])["rows"][0]["row"]
     with agent_at(ask.url, two) as agent:
         assert agent.fails("get", app=APP, table="carriers", keys=[shown])["error"] == "NotFound"
+
+
+def test_all_instances_make_the_same_names_and_a_days_names_are_of_that_day(
+    app: FlightsApp, own: Callable[..., Ask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(ask: Ask) -> str:
+        with agent_at(ask.url) as agent:
+            row: dict[str, str] = agent("get", app=APP, table="carriers", keys=["C1"])["rows"][0]["row"]
+            return row["carrier"]
+
+    one, two = (own(options=FAST, cache=each, with_agents=True) for each in ("one", "two"))
+    first = shown(one)
+    assert shown(two) == first
+    (secret,) = SECRETS.all(app.store)
+    monkeypatch.setattr("slackwater.serve.agents.naming._today", lambda: "2999-01-01")
+    assert shown(two) != first
+    assert shown(one) == shown(two)
+    (later,) = SECRETS.all(app.store)
+    assert (later.day, later.secret == secret.secret) == ("2999-01-01", False)
+    with agent_at(one.url) as agent:  # what was shown the day before still stands for its value
+        assert agent("get", app=APP, table="carriers", keys=[first])["rows"][0]["row"]["carrier"] == shown(one)
+
+
+def test_who_may_not_write_to_the_store_has_names_all_the_same() -> None:
+    class ReadOnly(Wrapper):
+        def put_if_absent(self, key: str, data: bytes) -> None:
+            raise Forbidden(f"may not write {key}")
+
+    one, two = Naming(ReadOnly(MemoryStore())), Naming(ReadOnly(MemoryStore()))
+    for each in (one, two):
+        assert each.of("") is None
+        each.of_today()
+    found, other = one.of("a"), two.of("a")
+    assert found is not None
+    assert other is not None
+    assert found is one.of("a")
+    assert found.secret != other.secret
+    assert found.secret != getattr(one.of("b"), "secret", None)
 
 
 def test_a_token_may_call_so_often(app: FlightsApp, own: Callable[..., Ask]) -> None:

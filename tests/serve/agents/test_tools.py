@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,11 @@ import msgspec
 import pytest
 from slackwater.serve.agents.declared import TOOLS
 from slackwater.serve.audit import AUDIT
-from slackwater.serve.service import ServeOptions
 from slackwater.store.objects.local import LocalStore
 
 from tests.support.histories import Flight, FlightsApp
 
-from ..conftest import HERE, serving
+from ..conftest import FAST, HERE, serving
 from .conftest import Agent, agent_at
 from .planted import written as archived
 
@@ -190,7 +190,7 @@ def test_no_way_around(blind: Agent, sql: str) -> None:
 
 
 def test_an_answer_has_no_more_than_it_may_and_says_what_was_left_out(hiding: FlightsApp, tmp_path: Path) -> None:
-    small = ServeOptions(every_s=0.02, answer_bytes=2_000)
+    small = replace(FAST, answer_bytes=2_000)
     at = serving(hiding.store.url, tmp_path / "cache", HERE, small, with_agents=True, shows_values=True)
     with at as url, agent_at(url) as agent:
         found = agent("query", app=APP, sql="SELECT range AS n FROM range(400)", limit=400)
