@@ -7,9 +7,10 @@ import pyarrow as pa
 import pytest
 import slackwater as sw
 from slackwater.errors import Refused
-from slackwater.keep.attach.memory import MemoryBatch, MemoryCheckpoint, MemoryTable
 from slackwater.pipeline.adopt.adopting import Query, batches_of, offsets_of
 from slackwater.pipeline.api.stage import Stage
+
+from tests.support.memory_checkpoint import MemoryBatch, MemoryCheckpoint, MemoryTable
 
 COUNTRY = MemoryTable("", pa.schema([("country", pa.string())]), pa.schema([("count", pa.int64())]))
 
