@@ -24,7 +24,7 @@ from ..keep.rewind.rewind import rewind
 from ..moments.cut.moments import heads_of, stages_of
 from ..moments.cut.refs import parse
 from ..moments.status import lag
-from ..moments.status.archives import archives_of
+from ..moments.status.lag import archives_of
 from ..pipeline.kafka.channels import group_of
 from ..results import maintenance, rows
 from ..results.shown import Result

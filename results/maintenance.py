@@ -18,7 +18,7 @@ from ..keep.maintain.removal import Removed
 from ..keep.maintain.stages import Rescaled, Retired
 from ..keep.rewind.reset import ResetDone
 from ..keep.rewind.rewind import Rewound
-from ..moments.status.archives import ArchiveStatus
+from ..moments.status.lag import ArchiveStatus
 from ..moments.take.waiting import ask_whether_gone
 from ..store.versions.forgotten.under_way import Forgetting
 from ..store.versions.manifest import Manifest

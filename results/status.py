@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import instants
 from ..keep.verify.report import CHECKS
-from ..moments.status.archives import ArchiveStatus
-from ..moments.status.lag import InputLag
+from ..moments.status.lag import ArchiveStatus, InputLag
 from ..moments.status.overview import AppCost, AppOverview, StageOverview
 from . import formats
 from .document import Block, Cell, TableBlock, Title

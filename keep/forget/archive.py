@@ -8,7 +8,7 @@ from ... import instants
 from ...errors import CommitConflict, ObjectNotFound
 from ...moments.cut.moments import heads_of, stages_of
 from ...moments.status import lag
-from ...moments.status.archives import archives_of
+from ...moments.status.lag import archives_of
 from ...store.archive import index, objects
 from ...store.archive.index import INDEXES, ArchiveIndex, ArchiveObject
 from ...store.read.decode import read_whole

@@ -18,7 +18,7 @@ from ...moments.cut.moments import stages_of
 from ...moments.cut.refs import Named, Ref, parse
 from ...moments.cut.resolve import cut_at
 from ...moments.cut.stored import Snapshot, read_snapshot
-from ...moments.status.archives import ArchiveStatus, status_of
+from ...moments.status.lag import ArchiveStatus, status_of
 from ...store.archive import index
 from ...store.archive.extents import Extent, minus
 from ...store.archive.index import ArchiveIndex, ArchiveObject

@@ -1,4 +1,4 @@
-"""How far a stage is behind what it reads, by manifests and the ends of topics, and which stages have a runner.
+"""How far a stage is behind what it reads, and its input archives; which stages have a runner.
 
 A runner writes one small object of its own every quarter of a minute, and takes it away when it ends in order. Its age
 tells of those that were killed.
@@ -9,17 +9,72 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 
 from msgspec import Struct
 
 from ... import instants
 from ...errors import Refused, Unavailable
 from ...fold.records import ranges, unread
+from ...store.archive import index
+from ...store.archive.extents import count
+from ...store.archive.index import ArchiveIndex
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits, published
 from ...store.versions.manifest import Manifest
 from ...store.versions.notes import Notes
 from ...store.versions.published import Place
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveStatus:
+    """What the archive of a topic holds."""
+
+    topic: str
+    life: int
+    """Which topic of that name: more than 1 where one was deleted and made anew."""
+    records: int
+    objects: int
+    bytes: int
+    since_ms: int
+    """The time of the earliest record, in ms since 1970; 0 where there is none."""
+    behind: int
+    """Offsets that were read behind all that it has, and that it has not yet."""
+    gaps: tuple[str, ...]
+    """Offsets between what it holds that it never had, each as `[0]@10..20`: what is read there ends with an error."""
+    holds: tuple[str, ...]
+    """What it holds, likewise."""
+
+
+def status_of(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> ArchiveStatus:
+    """What an archive holds, by its index, beside what these stages have read."""
+    stands = [at.offsets for head in heads for at in head.inputs.values() if at.topic == archive.topic]
+    ends = tuple(map(max, zip_longest(*stands, fillvalue=0)))
+    last = {each.partition: each.end for each in archive.covered}
+    behind = count(each for each in archive.owes(ends) if each.first >= last.get(each.partition, 0))
+    return ArchiveStatus(
+        archive.topic,
+        archive.life,
+        archive.rows,
+        len(archive.objects),
+        archive.bytes,
+        min((each.time_min_ms for each in archive.objects), default=0),
+        behind,
+        tuple(map(str, archive.gaps)),
+        tuple(map(str, archive.covered)),
+    )
+
+
+def archives_of(store: ObjectStore, app: str, heads: Iterable[Manifest]) -> tuple[ArchiveStatus, ...]:
+    """The archives of an app, whose stages' newest versions are these.
+
+    A listing, and a listing and a read for each. Raises `Corruption` and `Unavailable`.
+    """
+    known = tuple(heads)
+    newest = index.topics(store, app)
+    found = index.all_of(store, app)
+    return tuple(status_of(each, known if each.life == newest[each.topic] else ()) for each in found)
+
 
 EndsOf = Callable[[str], tuple[int, ...] | None]
 """End offsets of a user's topic by partition, or None when they are not known."""

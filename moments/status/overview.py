@@ -29,8 +29,7 @@ from ..cut.graph import Cut, order
 from ..cut.replicas import ReplicaLag, lags_of, newest_cut
 from ..cut.stored import open_requests
 from . import lag
-from .archives import ArchiveStatus, archives_of
-from .lag import EndsOf, InputLag, SinkLag, input_lag, sink_lags
+from .lag import ArchiveStatus, EndsOf, InputLag, SinkLag, archives_of, input_lag, sink_lags
 
 _RECENT = 100
 """Versions that figures of a table are told of."""

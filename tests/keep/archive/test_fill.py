@@ -11,7 +11,7 @@ from slackwater import instants
 from slackwater.errors import NotFound
 from slackwater.keep.archive.fill import TopicFilled, fill, merge_archives
 from slackwater.moments.cut.resolve import resolve
-from slackwater.moments.status.archives import archives_of
+from slackwater.moments.status.lag import archives_of
 from slackwater.moments.take.audit_log import list_operations
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.memory import MemoryKafka
