@@ -51,7 +51,7 @@ class ArchivePlan:
 
 
 def plan_archives(store: ObjectStore, app: str, retention: Retention, now_ms: int) -> tuple[ArchivePlan, ...]:
-    """What there is to collect, by storage's clock. Raises `Corruption` for an index that is damaged, `Unavailable`."""
+    """What there is to collect, by storage's clock. Raises `Corruption` for an index that is damaged."""
     plans = []
     for head in index.all_of(store, app):
         keep_ms = retention.input_of(head.topic)

@@ -179,7 +179,7 @@ class Loading:
         """Read, sort and write all rows.
 
         Raises `Refused` where the source cannot be read or does not fit the table, a key is null, or rows have the same
-        key, `SlackwaterError` where there is no room to sort them, and `Unavailable`. What was put is deleted then.
+        key, and `SlackwaterError` where there is no room to sort them. What was put is deleted then.
         """
         try:
             with reading(source) as batches:

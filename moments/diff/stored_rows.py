@@ -69,7 +69,7 @@ class TableSide:
         """Of each key (`_hash` and key columns) its values in the columns `names`, and whether it has a row.
 
         Values are null where it has none. `newest` are rows as the method of that name gives them, with their values,
-        and newer than any other. Raises `Corruption` (an SST is missing or damaged) and `Unavailable`.
+        and newer than any other.
         """
         blocks = newest.combine_chunks().to_batches() if newest is not None else ()
         values, present = multi_get(
@@ -201,10 +201,7 @@ class StoredKey:
         return overlapping(manifest.ssts, hashed, hashed)
 
     def newest(self, manifest: Manifest) -> StoredRow | None:
-        """The row that decides what a version shows of the key; None when it stores none.
-
-        Raises `Corruption` (an SST is missing or damaged) and `Unavailable`.
-        """
+        """The row that decides what a version shows of the key; None when it stores none."""
         if manifest.table is None:
             return None
         return self._first(sorted(self.ssts(manifest), key=lambda sst: -sst.seq_max), manifest.table)

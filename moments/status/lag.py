@@ -68,7 +68,7 @@ def status_of(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> ArchiveS
 def archives_of(store: ObjectStore, app: str, heads: Iterable[Manifest]) -> tuple[ArchiveStatus, ...]:
     """The archives of an app, whose stages' newest versions are these.
 
-    A listing, and a listing and a read for each. Raises `Corruption` and `Unavailable`.
+    A listing, and a listing and a read for each.
     """
     known = tuple(heads)
     newest = index.topics(store, app)
@@ -199,7 +199,7 @@ RUNNERS = Notes(Beat, keys.runners, lambda runner: runner.writer)
 def beats(store: ObjectStore, app: str, now_ms: int) -> tuple[Beat, ...]:
     """The runners that give signs of life. A listing, and a read for each.
 
-    Raises `Corruption` (A sign of life cannot be read) and `Unavailable`.
+    Raises `Corruption` (A sign of life cannot be read).
     """
     return RUNNERS.all(store, app, since_ms=now_ms - round(FRESH_S * 1000))
 

@@ -88,10 +88,7 @@ class CatchUp:
     """By stage: a version at which it was done."""
 
     def done(self, heads: Mapping[str, Manifest]) -> bool:
-        """Whether all stages of the run are done, by their newest committed versions, upstream first.
-
-        Raises `Unavailable`.
-        """
+        """Whether all stages of the run are done, by their newest committed versions, upstream first."""
         writers = {at.upstream for head in heads.values() for at in head.inputs.values() if at.upstream}
         for writer in writers - heads.keys() - self._done.keys():
             found = history.head(self.store, self.app, writer)
