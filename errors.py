@@ -105,11 +105,17 @@ class Unstorable(Refused, ValueError):
 
 
 class Unavailable(SlackwaterError, ConnectionError):
-    """A server did not answer within the patience it was given; trying again later may work."""
+    """A server did not answer within the patience it was given; trying again later may work.
+
+    Whatever asks a store or Kafka may raise it, so docstrings name it only where something was done by then.
+    """
 
 
 class Corruption(SlackwaterError):
-    """Stored bytes are not what the manifest promises. `object_key` names the object."""
+    """Stored bytes are missing, or not what the manifest promises. `object_key` names the object.
+
+    Whatever reads what is stored may raise it; docstrings name it where it means anything else.
+    """
 
     def __init__(self, message: str, *, object_key: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)

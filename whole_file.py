@@ -58,10 +58,10 @@ def whole_folder(path: Path, option: str) -> Iterator[Path]:
                 # Before it has its name, all of it lies on the disk.
                 for folder, _, files in os.walk(temporary):
                     for each in (*(Path(folder) / file for file in files), Path(folder)):
-                        _sync(each)
+                        sync(each)
                 check_new(path, option)
                 temporary.rename(path)
-                _sync(path.parent)
+                sync(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except SlackwaterError:
@@ -87,7 +87,8 @@ def _held(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file durable, or a folder's entries: the fsync of a file does not."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -19,9 +19,8 @@ from ..errors import NotFound, Refused, Usage
 from ..keep.transfer.export import FolderWritten, OnProgress, export_folder
 from ..keep.verify.verify import verify
 from ..moments.cut.graph import Cut, Thinned, channels
-from ..moments.cut.lineage import Window
+from ..moments.cut.lineage import Window, read_up_to
 from ..moments.cut.moments import having, later_stages
-from ..moments.cut.read_up_to import read_up_to
 from ..moments.cut.resolve import again_if_forgotten, as_known, resolve_around, telling_if_collected
 from ..moments.diff.moments import StoredCut, diff
 from ..moments.query.answers import answer, as_relation, channel_tables

@@ -3,6 +3,7 @@
 So one that a person answers goes on with the next word, and any is shown, or printed as a log, when it has ended.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from .. import instants
-from ..errors import NotFound, Refused, Usage
+from ..errors import NotFound, Refused, SlackwaterError, Usage
+from ..moments.query.sql import names_channels
+from ..moments.take.audit_log import record
 from ..results import verdict as shown
 from ..results.document import Page
 from ..results.render import html, markdown
@@ -19,9 +22,10 @@ from ..results.shown import Result
 from ..search import session as kept
 from ..search.endpoints import pinned
 from ..search.evidence import collect
-from ..search.predicate import Wanted
+from ..search.predicate import Wanted, Where
 from ..search.session import BEGINNING, Asked, KeptSearch, KnownAnswer
 from ..search.verdict import Answer, Evaluation, Guilty, Verdict
+from ..search.watcher import Findings, Invariant, Watcher, call
 from ..store.versions.apps import folder_of, free_name, in_folder
 from ..whole_file import check_folder, whole_file
 from .backends import Backends
@@ -207,3 +211,58 @@ class Reports:
                 with whole_file(path, option) as temporary:
                     temporary.write_text(render(made), encoding="utf-8")
                 client.note(f"the report is in {path}")
+
+
+class WatchedApp(Watcher):
+    """Watches an app's invariants. Raises `Usage` where the settings have none for it."""
+
+    def __init__(self, client: Backends, app: str) -> None:
+        invariants = [each for each in client.settings.invariants.values() if each.app in ("", app)]
+        if not invariants:
+            hint = 'write [invariants.NAME] into slackwater.toml, with where = "SELECT …" or check = "…"'
+            raise Usage(f"nothing says what must hold of {app}", hint=hint)
+        app = folder_of(client.store, app)
+        invariants = [each.of(client.store, app) for each in invariants]
+        reader = client.channels() if any(names_channels(each.where) for each in invariants) else None
+        super().__init__(client.store, client.cache, app, invariants, by=client.by, reader=reader)
+        self._client = client
+
+    def record(self) -> None:
+        """Write into the app's log that it is watched."""
+        record(self.store, self.app, "watch", ", ".join(each.name for each in self.invariants), self.by)
+
+    def bisect(self, invariant: Invariant, look: Findings, on_step: Callable[[Evaluation], None]) -> Verdict | None:
+        """The commit that broke an invariant; None, and a note, where it is not found."""
+        app, good = AppHistory(self._client, self.app), look.last_good or None
+        try:
+            return app.search(Where(invariant.where), good=good, bad=look.ref, on_step=on_step)
+        except SlackwaterError as error:
+            self._client.note(f"the commit that broke {invariant.name} was not found: {error.message}")
+            return None
+
+    def report(self, invariant: Invariant, verdict: Verdict, folder: Path) -> Path | None:
+        """Report a failure in a file of the folder; None, and a note, where it cannot be written."""
+        about = f"{self.app}-{invariant.name}-{verdict.stage}-v{verdict.bad_version}"
+        path = folder.absolute() / f"{re.sub(r'[^A-Za-z0-9._-]', '-', about)}.html"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Reports(path).write(self._client, verdict, None)
+        except OSError as error:
+            self._client.note(f"{path} cannot be written: {error.strerror or error}; choose another --reports")
+            return None
+        return path
+
+    def call(self, invariant: Invariant, look: Findings, verdict: Verdict | None, report: Path | None) -> None:
+        """Run the invariant's command, if it has one. Raises `Unavailable` as `watcher.call`."""
+        if not invariant.on_failure:
+            return
+        about = {
+            "SLACKWATER_STORE": self._client.root,
+            "SLACKWATER_APP": self.app,
+            "SLACKWATER_INVARIANT": invariant.name,
+            "SLACKWATER_REF": look.ref,
+            "SLACKWATER_LAST_GOOD": look.last_good,
+            "SLACKWATER_FIRST_BAD": verdict.bad_ref if verdict is not None else "",
+            "SLACKWATER_REPORT": str(report) if report is not None else "",
+        }
+        call(invariant.on_failure, about)

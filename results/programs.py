@@ -358,22 +358,16 @@ def to_attach(found: ToAttach, where: str, query: str) -> Result:
 
 
 def _plan_data(found: ToAttach, where: str, query: str) -> dict[str, object]:
-    return {
-        "checkpoint": where,
-        "query": query,
-        "app": found.app,
-        "stage": found.stage,
-        "next_batch": found.next_batch,
-        "batches": [found.available[0], found.available[-1]] if found.available else [],
-        "tables": {
-            name: {
-                "operator": found.rows_of[name],
-                "key": {column.name: column.type for column in table.key},
-                "values": {column.name: column.type for column in table.values},
-            }
-            for name, table in found.tables.items()
-        },
+    tables = {
+        name: {"operator": found.rows_of[name], "key": _types(table.key), "values": _types(table.values)}
+        for name, table in found.tables.items()
     }
+    batches = [found.available[0], found.available[-1]] if found.available else []
+    return fields(found, "app", "stage", "next_batch", checkpoint=where, query=query, batches=batches, tables=tables)
+
+
+def _types(columns: Iterable[Column]) -> dict[str, str]:
+    return {column.name: column.type for column in columns}
 
 
 def _plan(found: ToAttach, where: str, query: str) -> Iterator[Block]:
@@ -400,21 +394,14 @@ def _plan(found: ToAttach, where: str, query: str) -> Iterator[Block]:
 
 
 def _columns(columns: Iterable[Column]) -> str:
-    return ", ".join(f"{each.name} {each.type}" for each in columns)
+    return ", ".join(f"{name} {kind}" for name, kind in _types(columns).items())
 
 
 def landed(app: str, found: Landed) -> Result:
     """A version, in a line."""
-    made = found.manifest
-    data = {
-        "app": app,
-        "stage": made.stage,
-        "version": made.version,
-        "batch": made.attached.next_batch - 1 if made.attached else None,
-        "batches": made.attached.batches if made.attached else 0,
-        "rows": found.rows,
-        "behind_ms": found.behind_ms,
-    }
+    made, brought = found.manifest, found.manifest.attached
+    batch, batches = (brought.next_batch - 1, brought.batches) if brought else (None, 0)
+    data = fields(made, "stage", "version", app=app, batch=batch, batches=batches) | fields(found, "rows", "behind_ms")
     line = (
         f"{instants.iso(made.time_ms)}  {app}/{made.stage}@v{made.version}  {batches_brought(made)}, "
         f"{plural(found.rows, 'row')} changed, {formats.duration(found.behind_ms)} after Spark's commit"
@@ -434,20 +421,10 @@ _MOST_DIFFERENT = 5
 
 def to_adopt(plan: AdoptionPlan) -> Result:
     """What an adoption would make, and of what."""
-    columns = {column.name: column.type for column in plan.table.columns}
-    data = {
-        "app": plan.app,
-        "stage": plan.stage,
-        "query": plan.query,
-        "checkpoint": plan.where,
-        "batches": [plan.batches[0], plan.batches[-1]],
-        "columns": {
-            each.column: {"type": columns.get(each.column), "of": list(each.of), "how": each.how} for each in plan.made
-        },
-        "offsets": plan.offsets,
-        "dry_run": True,
-    }
-    return Result(data, *_adoption(plan, columns))
+    columns, batches = _types(plan.table.columns), [plan.batches[0], plan.batches[-1]]
+    made = {each.column: fields(each, "how", of=list(each.of), type=columns.get(each.column)) for each in plan.made}
+    about = {"checkpoint": plan.where, "batches": batches, "columns": made, "dry_run": True}
+    return Result(fields(plan, "app", "stage", "query", "offsets") | about, *_adoption(plan, columns))
 
 
 def _adoption(plan: AdoptionPlan, columns: dict[str, str]) -> Iterator[Block]:
@@ -500,16 +477,9 @@ def emitted(path: str, stage: str, checkpoint: str) -> Result:
 def shadowed(found: ShadowBatch, equal: int, equal_ms: int) -> Result:
     """A batch of the query, compared."""
     different = found.different
-    data: dict[str, object] = {
-        "batch": found.batch,
-        "time_ms": found.time_ms,
-        "records": found.records,
-        "keys": found.keys,
-        "equal_batches": equal,
-        "equal_ms": equal_ms,
-        "different": [asdict(each) for each in different.head(_MOST_DIFFERENT)] if different is not None else [],
-        "different_keys": len(different) if different is not None else 0,
-    }
+    first = [asdict(each) for each in different.head(_MOST_DIFFERENT)] if different is not None else []
+    data = fields(found, "batch", "time_ms", "records", "keys", equal_batches=equal, equal_ms=equal_ms)
+    data |= {"different": first, "different_keys": len(different) if different is not None else 0}
     line = (
         f"{instants.iso(found.time_ms)}  batch {found.batch}: {formats.plural(found.records, 'record')}, "
         f"{formats.plural(found.keys, 'key')} changed: "

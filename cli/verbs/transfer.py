@@ -6,8 +6,7 @@ from pathlib import Path
 from ... import instants
 from ...errors import Usage
 from ..options import DRY_RUN, Many, argument, option, pairs
-from ..repeating import repeat
-from ..session import Session, verb
+from ..session import Session, repeat, verb
 
 
 @verb(

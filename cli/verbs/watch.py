@@ -9,11 +9,10 @@ from ... import instants
 from ...errors import SlackwaterError, Unavailable
 from ...results.shown import Result
 from ..options import APP, flag, option
-from ..repeating import repeat
-from ..session import Session, verb
+from ..session import Session, repeat, verb
 
 if TYPE_CHECKING:
-    from ...client.watching import WatchedApp
+    from ...client.searches import WatchedApp
     from ...search.verdict import Evaluation, Verdict
     from ...search.watcher import Findings, Invariant
 
@@ -39,7 +38,7 @@ def watch(
     to fail, its rows are printed, the commit that broke it is searched for and reported in a file, and its on_failure
     is called. Ctrl-C or SIGTERM ends it.
     """
-    from ...client.watching import WatchedApp
+    from ...client.searches import WatchedApp
     from ...pipeline.run.stopping import stop_signals
 
     app, folder = WatchedApp(session.client, app_name), reports if bisect else None

@@ -196,8 +196,7 @@ def merge_archives(
 ) -> tuple[ArchiveMerged, ...]:
     """Merge what is due of the archives of an app; with `full`, all objects of one day that are not large yet.
 
-    An archive of which nothing is merged is left out. Raises `Corruption` where an object is missing or damaged, and
-    `Unavailable`: what was merged by then stays merged.
+    An archive of which nothing is merged is left out. Raises `Unavailable`: what was merged by then stays merged.
     """
     found = []
     for head in index.all_of(store, app):

@@ -50,7 +50,7 @@ def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: 
     the table.
 
     Raises `Usage` where the SQL is wrong, or no single statement that changes rows, `NotFound` where it names a table
-    or column that there is not, `Refused` where two rows would have one key, `Corruption` and `Unavailable`.
+    or column that there is not, and `Refused` where two rows would have one key.
     """
     table = cut.tables[name].table
     assert table is not None  # noqa: S101  it is among the cut's tables

@@ -243,8 +243,8 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
     The object's key is that under the store root; the root before it, or the app's name left out, do no harm. Objects
     that nothing names stay for `margin_ms`. Ages count from this machine's clock.
 
-    Raises `NotFound` where there is no such app or object, `Corruption` where a manifest that should be there is
-    missing or not readable, and `Unavailable`.
+    Raises `NotFound` where there is no such app or object, and `Corruption` where a manifest that should be there is
+    missing or not readable.
     """
     seen = take_inventory(store, app, dry_run=True)
     said = key.removeprefix(f"{store.url}/")

@@ -73,8 +73,8 @@ def take_inventory(store: ObjectStore, app: str, *, dry_run: bool) -> Inventory:
 
     Ages count from storage's clock, for which a dry run, which writes nothing, takes this machine's.
 
-    Raises `NotFound` where there is no such app, `Corruption` where a manifest that should be there is missing or not
-    readable, and `Unavailable`.
+    Raises `NotFound` where there is no such app, and `Corruption` where a manifest that should be there is missing or
+    not readable.
     """
     apps.read_app(store, app)
     now_ms = instants.now_ms() if dry_run else storage_clock_ms(store, app)

@@ -115,7 +115,7 @@ class IcebergExport:
         """Let the tables of a cut, or some, be what Iceberg's readers see; the SSTs stay where they are.
 
         Raises `NotFound` (there is no such table; or the cut was collected meanwhile), `Refused` (a table cannot be
-        said in Iceberg, or its folder is somebody else's), `Corruption` and `Unavailable`: the same call finishes it.
+        said in Iceberg, or its folder is somebody else's), and `Unavailable`: the same call finishes it.
         """
         named = having(self.store, cut, only)
         names = [name for name in named.tables if not only or name in only]

@@ -19,8 +19,7 @@ from ...store.read.cache import SstCache
 from ...store.read.decode import read_groups, read_whole
 from ...store.read.fetch import corrupt
 from ...store.read.visible_rows import hidden_rows
-from ...store.sst.expiry import expired
-from ...store.sst.ttl import may_have_expired, shows_nothing
+from ...store.sst.ttl import expired, may_have_expired, shows_nothing
 from ...store.sst.types import EXPIRES, FIELD_ID
 from ...store.versions.manifest import Manifest, Sst
 
@@ -42,8 +41,7 @@ _NONE = np.empty(0, np.int64)
 def hidden_positions(store: ObjectStore, cache: SstCache, manifest: Manifest, clock_ms: int) -> dict[Sst, Positions]:
     """Of each SST that shows a row by this clock, the rows that are not shown.
 
-    They are shadowed by a newer SST, tombstones, or expired. Raises `Corruption` where an SST is missing or damaged,
-    `Unavailable` where the store did not answer.
+    They are shadowed by a newer SST, tombstones, or expired.
     """
     assert manifest.table is not None  # noqa: S101  versions with one are asked about
     hidden = hidden_rows(store, cache, manifest.ssts, manifest.table)

@@ -28,8 +28,8 @@ from ...moments.query.sql import empty_database
 from ...moments.take.audit_log import record_once
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
-from ...store.sst.expiry import latest_event_ms, with_expiry
 from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
+from ...store.sst.ttl import latest_event_ms, with_expiry
 from ...store.sst.types import HASH, OP, PREV, PUT, SEQ, arrow_schema, sst_schema
 from ...store.sst.writer import SstWriter
 from ...store.versions import apps, history
@@ -179,7 +179,7 @@ class Loading:
         """Read, sort and write all rows.
 
         Raises `Refused` where the source cannot be read or does not fit the table, a key is null, or rows have the same
-        key, `SlackwaterError` where there is no room to sort them, and `Unavailable`. What was put is deleted then.
+        key, and `SlackwaterError` where there is no room to sort them. What was put is deleted then.
         """
         try:
             with reading(source) as batches:

@@ -53,8 +53,8 @@ def plan(store: ObjectStore, app: str, wanted: tuple[str, ...] = (), *, full: bo
 
     Of the stages in `wanted`, empty for all. A listing, and the requests of `history.head` for each; changes nothing.
 
-    Raises `NotFound` where there is no such app or stage, `Refused` where a stage that is wanted keeps no table, or is
-    retired, and `Unavailable`.
+    Raises `NotFound` where there is no such app or stage, and `Refused` where a stage that is wanted keeps no table, or
+    is retired.
     """
     found = []
     for head in _tables_of(store, app, wanted):
@@ -133,8 +133,7 @@ class StageCompactor:
         one run, once, also when batches go on.
 
         Raises `NotFound` where the stage is gone, `Refused` where a merge would take too long, `CommitConflict` where
-        others kept winning the race for the next version, `Corruption` where an SST is missing or damaged, and
-        `Unavailable`: the version may have been committed then.
+        others kept winning the race for the next version, and `Unavailable`: the version may have been committed then.
         """
         todo: dict[str, set[int]] | None = None
         while not self.stop.is_set():

@@ -59,8 +59,7 @@ def rejected(
 ) -> RejectedRecords:
     """The newest `limit` rejected records (0 for all) at a moment, of one stage or of all: those that wait, or `every`.
 
-    Raises `NotFound` where there is no such stage at that moment, `Corruption` where an SST is not what its manifest
-    promises, and `Unavailable`.
+    Raises `NotFound` where there is no such stage at that moment.
     """
     if stage and stage not in cut.stages:
         raise NotFound(f"stage at {cut.ref}", stage, cut.stages)

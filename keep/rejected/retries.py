@@ -33,7 +33,7 @@ RETRIES = Notes(RetryRequest, keys.retries, lambda request: request.id)
 def waiting(store: ObjectStore, app: str, stage: str = "") -> dict[str, int]:
     """The stages with rejected records that wait to be retried, and how many; of `stage` alone, if it is given.
 
-    Raises `NotFound` where there is no such app or stage, and `Unavailable`.
+    Raises `NotFound` where there is no such app or stage.
     """
     stages = stages_of(store, app, stage)
     heads = heads_of(store, app, (stage,) if stage else stages)

@@ -168,7 +168,7 @@ class Rereader(ChannelReader, Protocol):
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
         """The id of the snapshot whose marker lies at this offset; empty for something else, None for nothing any more.
 
-        Raises `NotFound` where there is no such topic, `Refused` where it cannot be read, and `Unavailable`.
+        Raises `NotFound` where there is no such topic, and `Refused` where it cannot be read.
         """
 
 

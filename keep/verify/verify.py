@@ -172,7 +172,7 @@ def verify(
     Relative refs count from `now_ms`. With `deep`, every byte is read, the whole kept history, and records in flight
     and markers from Kafka, unless `reader` is None. `on_progress` gets a line on what is being read now and then.
 
-    Raises `Usage` where `at` is no ref, `NotFound` where an app, stage, snapshot or version is not, and `Unavailable`.
+    Raises `Usage` where `at` is no ref, and `NotFound` where an app, stage, snapshot or version is not.
     """
     # A store object of its own, so that what this process has read of the store before does not count.
     counting = CountingStore(store)

@@ -244,7 +244,7 @@ def having(store: ObjectStore, cut: Cut, tables: Collection[str]) -> Cut:
     """The cut, in which each of these tables is: one that had another name then is there under both.
 
     Without such a one nothing is asked of the store. Raises `NotFound` (there is no such table; tells the nearest, and
-    what became of one that there was) and `Unavailable`.
+    what became of one that there was).
     """
     missing = sorted(table for table in set(tables) if cut.table(table) is None)
     if not missing:

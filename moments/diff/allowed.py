@@ -16,6 +16,16 @@ from .key_changes import KeyChanges
 from .moments import TableDiff
 
 
+def only_in(one: pa.Table, other: pa.Table) -> pa.Table:
+    """The rows of `one` that `other` has not, or not as often. All of them where their columns differ."""
+    if not one.num_columns or one.schema.names != other.schema.names:
+        return one
+    with duckdb.connect() as con:
+        con.register("one", one)
+        con.register("other", other)
+        return con.sql("FROM one EXCEPT ALL FROM other").to_arrow_table().cast(one.schema)
+
+
 def check(queries: Iterable[str], tables: Mapping[str, Table | None]) -> None:
     """See that each query is over the differences of one of these tables, before there are any, and returns its key.
 

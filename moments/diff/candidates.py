@@ -36,7 +36,6 @@ def changes_between(one: TableSide, other: TableSide, shared: Ancestry, names: S
     """All keys whose rows differ, and some whose rows are the same, each once, with their rows on both sides.
 
     The two have the same key columns; `shared` is what they have in common, `names` the value columns to compare.
-    Raises `Corruption` (an SST or manifest is missing or damaged) and `Unavailable`.
     """
     sides = one, other
     there = [{identity(sst) for sst in side.ssts} for side in sides]

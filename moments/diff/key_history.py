@@ -97,8 +97,8 @@ def key_history(
 
     The key's values are those of its columns, in their order, as text or as Python's own; None for a null. `now_ms` is
     the wall clock: by write time, rows expire also while nothing is committed. Raises `NotFound` (there is no such app
-    or table, or a version was collected meanwhile), `Usage` (there are not as many values as key columns, or one is not
-    of its column's type), `Corruption` (an SST or manifest is not what it should be) and `Unavailable`.
+    or table, or a version was collected meanwhile), and `Usage` (there are not as many values as key columns, or one is
+    not of its column's type).
     """
     heads = heads_of(store, app, stages_of(store, app))
     tables = columns_of(heads)

@@ -100,9 +100,7 @@ def diff(
     those that are there, each with the share of its keys, None for all of them. With `ignore_new`, columns and tables
     of stages that only `other` has count for nothing; else rows from before a migration have in such a column what it
     says. Reads manifests, and of SSTs what was written since the two parted; of two moments that have nothing in
-    common, all.
-    Raises `NotFound` (neither moment has such a table, or one was collected meanwhile), `Corruption` (an SST or
-    manifest is not what it should be) and `Unavailable`.
+    common, all. Raises `NotFound` (neither moment has such a table, or one was collected meanwhile).
     """
 
     def found() -> tuple[TableDiff, ...]:

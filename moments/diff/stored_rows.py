@@ -21,10 +21,10 @@ from ...store.read.decode import Block
 from ...store.read.multi_get import multi_get
 from ...store.read.remote_sst import SMALL_BYTES, Part, RangedSst
 from ...store.sst.arrow_types import python_rows
-from ...store.sst.expiry import expired
 from ...store.sst.hashing import same_keys, sort_keys
 from ...store.sst.key_share import KeyShare
 from ...store.sst.sorted_runs import overlapping
+from ...store.sst.ttl import expired
 from ...store.sst.types import EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, arrow_schema
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..query.columns import visible_schema
@@ -69,7 +69,7 @@ class TableSide:
         """Of each key (`_hash` and key columns) its values in the columns `names`, and whether it has a row.
 
         Values are null where it has none. `newest` are rows as the method of that name gives them, with their values,
-        and newer than any other. Raises `Corruption` (an SST is missing or damaged) and `Unavailable`.
+        and newer than any other.
         """
         blocks = newest.combine_chunks().to_batches() if newest is not None else ()
         values, present = multi_get(
@@ -201,10 +201,7 @@ class StoredKey:
         return overlapping(manifest.ssts, hashed, hashed)
 
     def newest(self, manifest: Manifest) -> StoredRow | None:
-        """The row that decides what a version shows of the key; None when it stores none.
-
-        Raises `Corruption` (an SST is missing or damaged) and `Unavailable`.
-        """
+        """The row that decides what a version shows of the key; None when it stores none."""
         if manifest.table is None:
             return None
         return self._first(sorted(self.ssts(manifest), key=lambda sst: -sst.seq_max), manifest.table)

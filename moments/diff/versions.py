@@ -112,7 +112,7 @@ def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manife
     """What two versions of stages have in common; each comes with the store of its app.
 
     Three requests for each clone on the way; none for two versions of one app. Raises `Corruption` (what is stored of
-    an app on the way is damaged) and `Unavailable`.
+    an app on the way is damaged).
     """
     names = [(each.formerly[0].stage if each.formerly else stage_of(each), _beside(each)) for _, each in (one, other)]
     if names[0] != names[1] or one[1].backfills != other[1].backfills:

@@ -60,7 +60,7 @@ def register_input(
     """Make the view of a clause: the columns of `archive.columns.SCHEMA`, of records before the cut's offsets.
 
     `failed` is told of an object that turns out to be missing or damaged as the view is read. Raises `NotFound` where
-    the app reads no such topic, or has no archive of it, `Corruption` and `Unavailable`.
+    the app reads no such topic, or has no archive of it.
     """
     schema, name = clause.view
     con.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
@@ -150,8 +150,7 @@ def channel_tables(
 
     What a snapshot keeps is read from there; everything else from Kafka. Channels that only later versions of stages
     have, `later`, are without rows. Raises `Usage` (records are only in Kafka, and there is no `reader`), `Corruption`
-    (records are not as many, or not what, was written), `Refused` (records are gone from Kafka) and `Unavailable`
-    (storage or Kafka did not answer).
+    (records are not as many, or not what, was written), and `Refused` (records are gone from Kafka).
     """
     keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
     found: dict[str, list[pa.Table]] = {}
@@ -225,11 +224,10 @@ def answer(
     cut under both. `only` are the tables to open; default those that decide what the statement returns. `reader` reads
     records in flight, which the statement may ask for. `now_ms` is what relative times in it count from; without it,
     for a statement that is asked again and again, it may name only moments that stay what they are. `on_moment` hears
-    of each other moment. With `bounds`, `TooMuch` where the statement goes beyond them.
-    Raises `Usage` (the SQL is wrong, or asks for records in flight without a `reader`, or for a
-    moment that is none), `NotFound` (it names a table or column that is neither at the cut nor later, or a moment that
-    there is not; or a cut was collected meanwhile), `Corruption` (an SST is not what its manifest promises) and
-    `Unavailable`.
+    of each other moment. With `bounds`, `TooMuch` where the statement goes beyond them. Raises `Usage` (the SQL is
+    wrong, or asks for records in flight without a `reader`, or for a moment that is none), and `NotFound` (it names a
+    table or column that is neither at the cut nor later, or a moment that there is not; or a cut was collected
+    meanwhile).
     """
     statement = understand(sql)
     if bounds is not None:

@@ -201,9 +201,8 @@ def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[object]) 
     """The row of one key at the cut: one row of the table's visible columns, or none.
 
     The key's values are those of its columns, in their order, as text or as Python's own; None for a null. A table that
-    was renamed since is found by either name. Raises `NotFound` (the cut has no such table), `Usage` (there are not as
-    many values as key columns, or one is not of its column's type), `Corruption` (an SST is not what its manifest
-    promises) and `Unavailable`.
+    was renamed since is found by either name. Raises `NotFound` (the cut has no such table), and `Usage` (there are not
+    as many values as key columns, or one is not of its column's type).
     """
     cut = having(store, cut, (table,))
     declared = cut.tables[table].table

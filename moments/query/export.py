@@ -61,8 +61,7 @@ def export(
     its table `key` (the columns, in their order) and `rows`; both null where there is none in the file. `ref` is how
     the moment was asked for. `only` has the tables to write, by the names of then or of now; default all, by those of
     then. With `force`, a file that is there is overwritten. Raises `NotFound` (there is no such table; or the cut was
-    collected meanwhile), `Refused` (there is such a file already, or it cannot be written), `Corruption` (an SST is not
-    what its manifest promises) and `Unavailable`.
+    collected meanwhile), and `Refused` (there is such a file already, or it cannot be written).
     """
     cut = having(store, cut, only or ())
     check_free(path, force=force)

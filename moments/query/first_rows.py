@@ -52,8 +52,7 @@ def first_rows(
 ) -> FirstRows:
     """The first `limit` rows of a table whose hash is `start` or more; more where several have the last one's hash.
 
-    The cut has the table. Raises `Corruption` where an SST is missing or damaged, `Unavailable` where the store did not
-    answer.
+    The cut has the table.
     """
     manifest = cut.tables[table]
     assert manifest.table is not None  # noqa: S101  `Cut.tables` are versions with one

@@ -85,8 +85,7 @@ def entries(
 
     Where old versions were collected, those that are left follow the others. Reads the manifests it shows, one more for
     each stage, and the snapshots written since the oldest of them. With `starts`, Kafka is asked once for each topic
-    what it still holds. Raises `NotFound` (there is no such app or stage) and `Unavailable` (storage or Kafka did not
-    answer).
+    what it still holds. Raises `NotFound` (there is no such app or stage).
     """
     stages = stages_of(store, app, stage)
     line = newest_first(store, app, newest(store, app, (stage,) if stage else stages), left=True)
@@ -169,7 +168,7 @@ def unreplayable(store: ObjectStore, app: str, starts: Starts) -> dict[str, int]
     """By stage, the last version whose input is gone from Kafka, in part at least; stages without one are left out.
 
     A request a topic, and manifests as a binary search over versions reads them. Raises `NotFound` (there is no such
-    app), `Refused` (the broker does not let us look) and `Unavailable` (storage or Kafka did not answer).
+    app), and `Refused` (the broker does not let us look).
     """
     once = cache(starts)
 

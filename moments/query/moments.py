@@ -57,8 +57,8 @@ class Moments:
     def find(self, clauses: Sequence[TableAt | Versions]) -> tuple[ClauseTable, ...]:
         """What each of them stands for. Clauses that name the same moment see the same cut.
 
-        Raises `Usage` (a moment is malformed, or moves where that is refused; or there are too many versions),
-        `NotFound` (there is no such app, snapshot, version or table, or the history begins later) and `Unavailable`.
+        Raises `Usage` (a moment is malformed, or moves where that is refused; or there are too many versions), and
+        `NotFound` (there is no such app, snapshot, version or table, or the history begins later).
         """
         return tuple(self._at(each) if isinstance(each, TableAt) else self._versions(each) for each in clauses)
 
@@ -120,7 +120,7 @@ def ref_of_words(store: ObjectStore, app: str, words: str, *, now_ms: int, stage
 
     A whole ref stays what it is. Else it is what stands behind the `@`; `v42` is a version of `stage`, if one is given.
     A name that no snapshot of the app has may be that of another app, which is then meant as it is now. Raises `Usage`
-    (it is none of these) and `Unavailable`.
+    (it is none of these).
     """
     if "@" in words or "/" in words:
         return words

@@ -125,8 +125,6 @@ def connect(
     `channels`, as `channel_tables` gives them, are seen as `inflight('by-route')`, or as `inflight."by-route"`. Tables
     at other moments are in `others`. The table `whole` has its internal columns, too. `memory` is what DuckDB may take
     before it goes to disk, such as "1 GiB"; empty for its own bound. With `bounds`, tables beyond them are not there.
-
-    Raises `Corruption` (an SST is not what its manifest promises) and `Unavailable`.
     """
     con = empty_database()
     try:
@@ -307,7 +305,7 @@ def register(
     """Make the view of a clause, and none for a table that nobody knows. Returns the files that it reads.
 
     At several versions each row has `_version` and `_committed_at`, and a row that did not change is there once for
-    each of them. Raises `Corruption` (an SST is not what its manifest promises) and `Unavailable`.
+    each of them.
     """
     schema, name = other.clause.view
     con.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")

@@ -104,7 +104,7 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
 
     A read for each point that is not known yet, a few for each stage, for each mark, and for each deploy some of a
     binary search. Versions that garbage collection left before the whole history are not among them. Raises `NotFound`
-    (there is no such app), `Corruption` (of a newest version) and `Unavailable`.
+    (there is no such app), and `Corruption` (of a newest version).
     """
     created_ms = apps.read_app(store, app).created_ms
     with _lock:

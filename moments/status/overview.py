@@ -134,7 +134,7 @@ class AppOverview:
 def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool = False) -> AppOverview:
     """How far `app` is; with `in_detail` also how its tables do, which takes a request more for each stage with one.
 
-    Raises `NotFound` (there is no such app), `Corruption` (what says who the app is cannot be read) and `Unavailable`.
+    Raises `NotFound` (there is no such app).
     """
     info = apps.read_app(store, app)
     heads: dict[str, Manifest] = {}
@@ -240,8 +240,8 @@ def _noted(damaged: list[str], what: str, kinds: tuple[type[SlackwaterError], ..
 def overviews(store: ObjectStore, app: str | None, ends_of: EndsOf) -> tuple[tuple[AppOverview, ...], tuple[str, ...]]:
     """All apps of the store, or `app` alone and in detail; and a sentence for each thing that cannot be read.
 
-    Raises `NotFound` (there is no such app), `Corruption` (what says who `app` is cannot be read), `Refused` (`app` is
-    being removed) and `Unavailable`.
+    Raises `NotFound` (there is no such app), `Corruption` (what says who `app` is cannot be read), and `Refused` (`app`
+    is being removed).
     """
     if app is not None:
         found = overview(store, app, ends_of, in_detail=True)
@@ -337,7 +337,7 @@ class AppCost:
 def cost_of(store: ObjectStore, app: str, since_ms: int, prices: Prices) -> AppCost:
     """What an app takes, as the versions committed after `since_ms` tell, and what it has stored.
 
-    Raises `NotFound` (there is no such app) and `Unavailable`.
+    Raises `NotFound` (there is no such app).
     """
     apps.read_app(store, app)
     names = history.list_stages(store, app)
@@ -361,8 +361,7 @@ def usage_since(store: ObjectStore, app: str, stage: str, since_ms: int) -> Stag
     """What a stage took in versions committed after `since_ms`; None when it has no version.
 
     A version counts the time since the one before it; so the first of them may begin earlier. Requests: those of
-    `history.latest_at` and `history.first_version`, and a read. Raises `Corruption` (a manifest on the way is not
-    readable) and `Unavailable`.
+    `history.latest_at` and `history.first_version`, and a read.
     """
     head = history.head(store, app, stage)
     if head is None:

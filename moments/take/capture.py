@@ -34,8 +34,7 @@ class ChannelReader(Protocol):
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
         """The records in flight: the channel's columns and `ADDRESS`, by partition and offset, a chunk at a time.
 
-        Raises `Corruption` (there are not as many as their writer's manifests say), `Refused` (they are gone) and
-        `Unavailable` (Kafka did not answer).
+        Raises `Corruption` (there are not as many as their writer's manifests say), and `Refused` (they are gone).
         """
         ...
 
@@ -46,8 +45,8 @@ def capture(
     """Copy records in flight from Kafka to objects of snapshot `name`. Channels that nobody reads are left out.
 
     Memory holds one object's records at a time. Nothing counts until a snapshot names the objects. Where it fails, what
-    it has written is deleted. Raises `Corruption` (there are not as many records as their writers' manifests say),
-    `Refused` (records are gone from Kafka) and `Unavailable` (storage or Kafka did not answer).
+    it has written is deleted. Raises `Corruption` (there are not as many records as their writers' manifests say), and
+    `Refused` (records are gone from Kafka).
     """
     written: list[CapturedObject] = []
     try:
@@ -79,7 +78,7 @@ def read(store: ObjectStore, captured: Captured, state: InFlight | None = None) 
 def read_object(store: ObjectStore, each: CapturedObject, *, check_pages: bool = False) -> pa.Table:
     """The records of one object. `check_pages` looks at the checksum of every page, too.
 
-    Raises `Corruption` (it is gone, or is not what was written) and `Unavailable`.
+    Raises `Corruption` (it is gone, or is not what was written).
     """
     try:
         data = store.get(each.key)

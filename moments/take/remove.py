@@ -170,8 +170,8 @@ def remove_pins_without_clone(store: ObjectStore, app: str, clone: str, clone_ro
 def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
     """The snapshot of that name, if it may be removed.
 
-    Raises `NotFound` (there is no such app or snapshot), `Refused` (a clone lives from it, or a clone of that one, or
-    may live under a root of which nothing is to be seen here; unless `force`) and `Unavailable`.
+    Raises `NotFound` (there is no such app or snapshot), and `Refused` (a clone lives from it, or a clone of that one,
+    or may live under a root of which nothing is to be seen here; unless `force`).
     """
     snapshot = read_snapshot(store, app, name)
     if snapshot.kind != "clone" or force:

@@ -32,9 +32,8 @@ def pin(
     the same cut, and of all others only Kafka knows, as long as it keeps them. Raises `Usage` (no snapshot can have
     this name), `NotFound` (a version of the cut was collected meanwhile, or is about to be; `keeper` was removed),
     `Refused` (the name is asked for, or taken by other versions or by a snapshot that keeps less; the cut is empty or
-    not consistent; records in flight are gone; keys are being forgotten, and it keeps records or is for a clone),
-    `Corruption` (records in flight are not as many as their writers' manifests say) and `Unavailable` (storage or Kafka
-    did not answer).
+    not consistent; records in flight are gone; keys are being forgotten, and it keeps records or is for a clone), and
+    `Corruption` (records in flight are not as many as their writers' manifests say).
     """
     check_snapshot_name(name)
     wrong = violations(cut.stages)
@@ -77,7 +76,7 @@ def move(store: ObjectStore, snapshot: Snapshot, cut: Cut, *, by: str = "") -> S
 
     It keeps no records in flight then. Of two that move it at the same time, the later put counts. Raises `NotFound` (a
     version of the cut was collected meanwhile, or is about to be; then all is as it was before, or what it named before
-    is gone as well, and so is the snapshot) and `Unavailable`.
+    is gone as well, and so is the snapshot).
     """
     moved = _of(cut, snapshot.name, by)
     SNAPSHOTS.put(store, moved)

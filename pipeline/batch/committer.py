@@ -136,8 +136,7 @@ class Committer:
         With `max_unflushed`, only see that it will be, and return, as soon as no more than that many are on their way.
 
         Raises `Fenced` where a writer with a newer epoch took the stage over, `CommitConflict` where somebody else
-        committed what is of none of `BESIDE_BATCHES`, `Outdated`, `Unavailable` where storage did not answer,
-        `Refused` where this was closed.
+        committed what is of none of `BESIDE_BATCHES`, `Outdated`, and `Refused` where this was closed.
         """
         if not self._max_unflushed:
             self._commit(change)

@@ -202,10 +202,7 @@ class PassedOver:
 def check(
     program: LoadedProgram, versions: Sequence[Manifest], on_version: Callable[[Manifest], None] = lambda _version: None
 ) -> Iterator[CheckedVersion | PassedOver]:
-    """What was found out about each of these versions, which are those of batches; `on_version` is told before it.
-
-    Raises `Unavailable` where the store or Kafka did not answer.
-    """
+    """What was found out about each of these versions, which are those of batches; `on_version` is told before it."""
     at_ms = max((each.time_ms for each in versions), default=0)
     now = program_of(program.app)
     for after in versions:

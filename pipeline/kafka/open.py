@@ -42,7 +42,7 @@ def wait_for(kafka: Kafka, patience_s: float) -> None:
 
 
 def end_offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> Offsets | None:
-    """End offset of each partition, or None when there is no such topic. Raises `Refused` and `Unavailable`."""
+    """End offset of each partition, or None when there is no such topic. Raises `Refused`."""
     try:
         return kafka.offsets(topic, timeout_s=timeout_s)[1]
     except NotFound:

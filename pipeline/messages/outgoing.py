@@ -44,7 +44,7 @@ def check(what: str, encoding: Encoding, rows: pa.Schema) -> None:
 
 
 def prepare(encoding: Encoding, rows: pa.Schema, patience_s: float) -> None:
-    """Register the schema of rows of these columns, where there is to be one. Raises `Refused` or `Unavailable`."""
+    """Register the schema of rows of these columns, where there is to be one. Raises `Refused`."""
     if encoding.value == "avro":
         avro_rows.registered(encoding.registry, encoding.subject, _valued(encoding, rows), patience_s)
 

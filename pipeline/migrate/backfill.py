@@ -236,8 +236,7 @@ def reach(
 ) -> Filled | Left:
     """What there is in Kafka of what a backfill would read; or why that is too little.
 
-    Users' topics that the app reads under another name are `called` that, by the declared one. Raises `NotFound` and
-    `Unavailable`.
+    Users' topics that the app reads under another name are `called` that, by the declared one. Raises `NotFound`.
     """
     starts, times, wanted = {}, [], target.records
     for topic, at in target.starts.items():

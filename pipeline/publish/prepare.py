@@ -33,8 +33,8 @@ def check_targets(
     """See that the sinks of stages that are to run can be published.
 
     `reads` are topics that the app reads under another name, by the declared name; `publishes` is the topic of each
-    sink in a clone, None where they are as declared. Raises `NotFound`, `Refused` where one may not be written, or the
-    app reads it, and `Unavailable`.
+    sink in a clone, None where they are as declared. Raises `NotFound`, and `Refused` where one may not be written, or
+    the app reads it.
     """
     wanted = {
         (publishes or {}).get(one.name, one.name): stage.name
@@ -64,7 +64,7 @@ def check_targets(
 def create_internal(
     kafka: Kafka, app: str, stages: Sequence[Stage], publishes: Mapping[str, str] | None, *, only_ask: bool
 ) -> None:
-    """Make the internal topics of the stages' sinks, where there are none. Raises `Refused` or `Unavailable`."""
+    """Make the internal topics of the stages' sinks, where there are none. Raises `Refused`."""
     wanted = {api.internal_topic(app, at.name, one.name): 1 for at in stages for one in written(at, publishes)}
     if wanted:
         kafka.create_topics(wanted, only_ask=only_ask, config=FOR_EVER)
@@ -88,7 +88,7 @@ class InternalTopics:
 
 
 def prepare(stage: Stage, emits: Mapping[str, StructType], publishes: Mapping[str, str] | None) -> None:
-    """Register schemas of what the sinks will publish. Raises `Refused` or `Unavailable`."""
+    """Register schemas of what the sinks will publish. Raises `Refused`."""
     for one in written(stage, publishes):
         if one.encoding is not None:
             outgoing.prepare(one.encoding, arrow_of(emits[one.name]), _PATIENCE_S)
@@ -107,7 +107,7 @@ def claimed(
     Those that a promotion gave which was withdrawn are given up: nothing of them was to be published.
 
     Raises `Refused` where one is gone from the program and not all of its rows are published, which `accept_loss` gives
-    up, and `Unavailable`.
+    up.
     """
     declared = {one.name: one for one in written(stage, publishes)}
     found, promotion = {}, draft.promotion

@@ -165,7 +165,7 @@ class ToFunction:
     _rows: list[pa.Table] = field(default_factory=list)
 
     def open(self) -> Place:
-        """See the Protocol. Raises `Unavailable`."""
+        """See the Protocol."""
         place = self.book.read()
         if place is None:
             self.book.note(place := self.book.began())
@@ -178,7 +178,7 @@ class ToFunction:
         self._rows.append(rows)
 
     def commit(self, place: Place) -> None:
-        """See the Protocol. Raises `Broken` for whatever the function raises, and `Unavailable`."""
+        """See the Protocol. Raises `Broken` for whatever the function raises."""
         claimed = self.book.claimed
         try:
             if self._rows:  # else they are given up

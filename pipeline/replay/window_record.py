@@ -53,10 +53,7 @@ def function_of(code: str) -> Function:
 
 
 def find_in_window(kafka: Kafka, verdict: Verdict, function: Function) -> Guilty:
-    """The record of the bad commit's window that has its keys.
-
-    Raises `Unavailable` where Kafka did not answer, and `Refused` where the function fails.
-    """
+    """The record of the bad commit's window that has its keys. Raises `Refused` where the function fails."""
     stage, windows = verdict.stage, verdict.lineage.direct
     try:
         before, after = verdict.good.stages.get(stage), verdict.bad.stages[stage]

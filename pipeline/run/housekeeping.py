@@ -85,11 +85,8 @@ class LagReporter:
     def work(self, over: threading.Event) -> None:
         """Report and write heartbeats, of which the last one goes when it is `over`."""
         app, epochs = self.claimer.app.name, {runner.stage.name: runner.head.epoch for runner in self.runners}
-        beat, heart, others_due = (
-            lag.Beat(self.claimer.writer, self.claimer.by, epochs),
-            lag.Heart(self.store, app),
-            0.0,
-        )
+        beat, heart = lag.Beat(self.claimer.writer, self.claimer.by, epochs), lag.Heart(self.store, app)
+        others_due = 0.0
         while not over.is_set():
             heart.beat(lambda: beat)
             if time.monotonic() >= others_due:

@@ -76,7 +76,7 @@ class Start:
 
 
 def preflight(app: App, options: Options, news: News) -> Start:
-    """Wait for Kafka and check all that needs no Spark. Raises `NotFound`, `Refused`, `Unavailable` or `Usage`."""
+    """Wait for Kafka and check all that needs no Spark. Raises `NotFound`, `Refused` and `Usage`."""
     stages = app.select(options.stages)
     limits = {stage.name: limits_of(stage, options) for stage in stages}
     kafka = open_kafka(options.kafka)

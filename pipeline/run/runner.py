@@ -41,10 +41,9 @@ from .housekeeping import Collector, LagReporter, ask_spark, in_background
 from .news import News
 from .options import Options
 from .preflight import Start, check_unflushed, preflight
-from .progress import Backpressure, CatchUp
 from .snapshot_completer import BetweenBatches, Completer, snapshot_names
 from .stopping import Stop, StopRequested, stop_signals
-from .supervisor import Supervisor
+from .supervisor import Backpressure, CatchUp, Supervisor
 
 _DRAIN_S = 10.0
 """For what is to be archived when a run ends. The next one makes up for the rest."""

@@ -85,7 +85,7 @@ class Completer:
     def check(self, heads: Collection[Manifest]) -> frozenset[str]:
         """Complete, in the background, what these heads may be the last to answer.
 
-        Returns the snapshots that they carry and nobody asks for any more. Raises `Unavailable`.
+        Returns the snapshots that they carry and nobody asks for any more.
         """
         recorded = {snapshot for head in heads for snapshot in head.recorded}
         if not recorded:

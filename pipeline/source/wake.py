@@ -133,8 +133,8 @@ class RequestWatch:
     def look(self, *, busy: bool) -> bool:
         """Look, if it is time. Whether anything may have been asked for since: a snapshot, a retry, or the stages.
 
-        `busy`: batches were committed since the last call; beside these, more reads hardly count. Raises `Unavailable`,
-        and `Corruption` where a request is damaged.
+        `busy`: batches were committed since the last call; beside these, more reads hardly count. Raises `Corruption`
+        where a request is damaged.
         """
         now_s = self.clock()
         if now_s - self._looked_s < (_BUSY_S if busy or self.held else _IDLE_S):

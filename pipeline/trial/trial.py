@@ -32,9 +32,8 @@ from ...keep.migrate.migrate import lines
 from ...moments.cut.graph import Cut
 from ...moments.cut.in_flight import InFlight
 from ...moments.cut.resolve import resolve
-from ...moments.diff.allowed import without_all
+from ...moments.diff.allowed import only_in, without_all
 from ...moments.diff.moments import StoredCut, TableDiff, diff, new_tables
-from ...moments.diff.row_sets import only_in
 from ...moments.status.lag import lapsed
 from ...moments.take.remove import remove_pins_without_clone
 from ...store.objects.open import open_store

@@ -18,10 +18,9 @@ from ..objects.stats import Reads
 from ..read.cache import SstCache
 from ..read.decode import Block
 from ..read.remote_sst import RangedSst
-from ..sst.expiry import expired
 from ..sst.hashing import sort_keys
 from ..sst.sorted_runs import bounds, of_hash, overlapping, part_within, sorted_runs, touched
-from ..sst.ttl import without_expired_suffix
+from ..sst.ttl import expired, without_expired_suffix
 from ..sst.types import EXPIRES, HASH, OP, TOMBSTONE, completed, sst_schema
 from ..sst.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SstWriter
 from ..versions.manifest import Sst, Table
@@ -59,8 +58,7 @@ def run(
     takes no request, and the oldest inputs, when all that they hold is expired, are not even read. Before each slice,
     `stop` is asked whether to give up.
 
-    Raises `Stopped` where `stop` said so, `Refused` where it would take more than half an hour, `Corruption` where an
-    input is missing or damaged, `Unavailable` where the store did not answer.
+    Raises `Stopped` where `stop` said so, and `Refused` where it would take more than half an hour.
     """
     if compaction.moves:
         return Done(compaction, tuple(replace(sst, level=compaction.output_level) for sst in compaction.inputs))
@@ -133,8 +131,7 @@ def merged_rows(
 
     Those of `ssts` which are the newest of their keys, are no tombstones, and are not expired by `clock_ms`. Nothing is
     written. With `columns`, of the table's only these and the key are read; `window` are the lowest and the highest
-    hash of the partition that are asked for, None for all. Raises `Corruption` where an SST is missing or damaged,
-    `Unavailable` where the store did not answer.
+    hash of the partition that are asked for, None for all.
     """
     window = window or bounds(partition, table.partitions)
     inputs = [sst for run in sorted_runs(overlapping(ssts, *window)) for sst in run]
@@ -224,7 +221,7 @@ class _Cursor:
     def read(self, low: int, high: int) -> list[pa.Table]:
         """The rows with hashes from `low` to `high`, both included, in their order, as the table has them now.
 
-        Each call asks for higher hashes than the one before. Raises `Corruption` and `Unavailable`.
+        Each call asks for higher hashes than the one before.
         """
         found: list[pa.Table] = []
         if low > self._sst.hash_max or high < self._sst.hash_min:

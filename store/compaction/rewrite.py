@@ -57,7 +57,7 @@ def without(store: ObjectStore, sst: Sst, table: Table, chosen: Chosen) -> tuple
 
 
 def whole_blocks(store: ObjectStore, sst: Sst, table: Table) -> Iterable[Block]:
-    """All rows of an SST, checked, and kept nowhere. Raises `Corruption` and `Unavailable`."""
+    """All rows of an SST, checked, and kept nowhere."""
     for rows in decode(fetch(store, sst), sst, table):
         yield Block.of(rows, check_shape(sst, table, rows.schema, sst.rows))
 

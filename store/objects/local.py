@@ -13,6 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from ...errors import Forbidden, ObjectExists, ObjectNotFound, Refused, SlackwaterError, Unavailable
+from ...whole_file import sync
 from .protocol import Leftover, ObjectInfo, ObjectStore, check_key, check_range
 from .wrapper import OtherRoots, Wrapper
 
@@ -67,7 +68,7 @@ class LocalStore(OtherRoots):
         target = self._path(key)
         with self._writing(key, data) as temporary:
             temporary.replace(target)
-            _sync(target.parent)
+            sync(target.parent)
 
     def put_if_absent(self, key: str, data: bytes) -> None:
         target = self._path(key)
@@ -85,7 +86,7 @@ class LocalStore(OtherRoots):
                     f"the file system of {self._root} has no hard links, by which objects are created",
                     hint="put the store on another disk, or use S3",
                 ) from error
-            _sync(target.parent)
+            sync(target.parent)
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
         with self._translated("list", prefix):
@@ -272,13 +273,4 @@ def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        _sync(folder.parent)
-
-
-def _sync(folder: Path) -> None:
-    """Make a folder's entries durable: a file's own fsync does not."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(folder.parent)

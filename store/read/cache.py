@@ -168,9 +168,6 @@ class SstCache:
         """The SST's rows; None where neither the folder nor the memory that this cache may use can hold them.
 
         `reads` counts what is asked of the store.
-
-        Raises `Corruption` where the object is missing or not what the manifest promises, `Unavailable` where the store
-        did not answer.
         """
         mapped = self.peek(sst, table)
         with self._lock:
@@ -268,8 +265,8 @@ class SstCache:
 
         The object itself where the store is a local folder, else a copy.
 
-        Raises `Corruption` where the object is missing or not what the manifest promises, `Unavailable` where the store
-        did not answer, or there is no folder on this machine that could hold a copy.
+        Raises `Unavailable` where the store did not answer, or there is no folder on this machine that could hold a
+        copy.
         """
         return self._parquet.path(store, sst)
 

@@ -49,8 +49,7 @@ def register(
     store's SSTs, and must stay open while the view is queried. Returns the files that it reads, each one of
     `cache.parquet_path`.
 
-    Raises `Usage` where the stage keeps no table, `Corruption` where an SST is missing or damaged, `Unavailable` where
-    the store did not answer.
+    Raises `Usage` where the stage keeps no table.
     """
     table = manifests[-1].table
     if table is None:

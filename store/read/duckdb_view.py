@@ -66,8 +66,7 @@ def register(
     memory, needs no extension that DuckDB does not bring along. The cache holds local copies of a remote store's SSTs,
     and must stay open while the view is queried. Returns the files that it reads, each one of `cache.parquet_path`.
 
-    Raises `Usage` where the stage keeps no table, `Corruption` where an SST is missing or damaged, `Unavailable` where
-    the store did not answer.
+    Raises `Usage` where the stage keeps no table.
     """
     table = manifest.table
     if table is None:

@@ -15,10 +15,7 @@ def file_name(sst: Sst) -> str:
 
 
 def fetch(store: ObjectStore, sst: Sst) -> bytes:
-    """The whole object, checked against the manifest's checksum.
-
-    Raises `Corruption` where it is missing or not what was written, `Unavailable` where the store did not answer.
-    """
+    """The whole object, checked against the manifest's checksum."""
     try:
         data = store.at(sst.root).get(sst.object)
     except ObjectNotFound as error:

@@ -109,11 +109,7 @@ _lock = Lock()
 
 
 def footer_of(reader: RangeReader, sst: Sst, table: Table, tail: bytes = b"") -> Footer:
-    """The SST's footer, kept from before, out of the object's last bytes if these are at hand, or read now.
-
-    Raises `Corruption` where the object is missing or its footer is not what the manifest promises, `Unavailable` where
-    the store did not answer.
-    """
+    """The SST's footer, kept from before, out of the object's last bytes if these are at hand, or read now."""
     name = file_name(sst)
     with _lock:
         footer = _footers.get(name)

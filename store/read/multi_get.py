@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 
 from ..objects.protocol import ObjectStore
 from ..objects.stats import Reads
-from ..sst.expiry import expired
 from ..sst.hashing import normalise_keys
+from ..sst.ttl import expired
 from ..sst.types import DUE, EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
@@ -61,8 +61,6 @@ def falling_due(
 
     And when others fall due after it at the earliest; None for never. `span` is its first and last millisecond since
     1970 UTC, `hashes` are the lowest and the highest of the rows that are looked for. All bounds are included.
-
-    Raises `Corruption` where an SST is missing or damaged, `Unavailable` where the store did not answer.
     """
     key = arrow_schema(table.key)
     parts = [pa.schema([(HASH, pa.int64()), *key, (SEQ, pa.int64())]).empty_table()]

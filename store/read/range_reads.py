@@ -76,7 +76,7 @@ class Pieces:
 def read_all(wanted: Sequence[tuple[RangeReader, Sequence[tuple[int, int]]]]) -> list[Pieces]:
     """The bytes of ranges (ascending) of several SSTs, in one round trip.
 
-    Raises `Corruption` where an object is missing or shorter than that, `Unavailable` where the store did not answer.
+    Raises `Corruption` where an object is missing or shorter than that.
     """
     parts = [
         (number, reader, start, at, min(_LARGEST_BYTES, end - at))

@@ -52,11 +52,7 @@ class RangedSst:
     """One SST in the store, of which only what is asked for is read."""
 
     def __init__(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads, tail: bytes = b"") -> None:
-        """Read the footer, unless it is in `tail` (`fetch_tails`) or this process has it; `reads` counts what is read.
-
-        Raises `Corruption` where the object is missing or its footer is not what the manifest promises, `Unavailable`
-        where the store did not answer.
-        """
+        """Read the footer, unless `tail` (`fetch_tails`) or this process has it; `reads` counts what is read."""
         self._sst, self._reads = sst, reads
         self._reader = RangeReader(store, sst, reads)
         self._footer = footer_of(self._reader, sst, table, tail)

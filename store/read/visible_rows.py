@@ -38,10 +38,7 @@ _lock = Lock()
 def hidden_rows(
     store: ObjectStore, cache: SstCache, ssts: Sequence[Sst], table: Table
 ) -> dict[Sst, npt.NDArray[np.int64]]:
-    """Positions of the rows that do not count, of each SST of a version that has any; in no order, perhaps repeated.
-
-    Raises `Corruption` where an SST is missing or damaged, `Unavailable` where the store did not answer.
-    """
+    """Positions of the rows that do not count, of each SST of a version that has any; in no order, perhaps repeated."""
     hiding = Hiding(store, cache, table, at_once=len(ssts) + 1)
     found = {}
     for sst in ssts:

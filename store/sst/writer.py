@@ -212,8 +212,8 @@ def write(
 
     Returns its entry for the manifest. Until a manifest with it is committed, nobody else sees the object.
 
-    Raises `Refused` as `prepare` and where a row belongs to another state partition, `ValueError` where there are no
-    rows, `Unavailable` where the store did not answer.
+    Raises `Refused` as `prepare` and where a row belongs to another state partition, and `ValueError` where there are
+    no rows.
     """
     rows = prepare(rows, table)
     writer = SstWriter(table)

@@ -224,7 +224,7 @@ def ensure_app(store: ObjectStore, info: AppInfo) -> AppInfo:
 
 
 def find_app(store: ObjectStore, name: str) -> AppInfo | None:
-    """An app's identity; None if there is none of that name. Raises `Usage`, `Corruption` or `Unavailable`."""
+    """An app's identity; None if there is none of that name. Raises `Usage`."""
     key = keys.app_info(keys.check_name("app", name))
     return notes.find(store, key, AppInfo, under=lambda found: keys.app_info(found.name))
 

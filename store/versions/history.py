@@ -165,8 +165,6 @@ def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifes
     A binary search, since commit times increase with versions: the requests of `head`, and a read a halving. Versions
     that garbage collection left before the first are not looked at: which of them belong together, a boundary's
     moments say.
-
-    Raises `Corruption` where a manifest on the way is not readable.
     """
     newest = head(store, app, stage)
     if newest is None:

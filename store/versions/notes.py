@@ -19,7 +19,7 @@ T = TypeVar("T", bound=Struct)
 
 
 def find(store: ObjectStore, key: str, kind: type[T], *, under: Callable[[T], str] | None = None) -> T | None:
-    """What lies under a key; None when nothing does. Raises `Corruption` and `Unavailable` as `codec.read`."""
+    """What lies under a key; None when nothing does. Raises as `codec.read`."""
     try:
         return codec.read(store, key, kind, under=under)
     except ObjectNotFound:
@@ -84,7 +84,7 @@ class Notes(Generic[T]):
     def read(self, store: ObjectStore, listed: Iterable[ObjectInfo], *of: str) -> Iterator[T]:
         """What these hold, in their order, without those that are gone since they were listed. A read for each.
 
-        Raises `Corruption` where one cannot be read, or belongs elsewhere, and `Unavailable`.
+        Raises `Corruption` where one cannot be read, or belongs elsewhere.
         """
         for info in listed:
             with suppress(ObjectNotFound):

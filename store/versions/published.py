@@ -32,7 +32,7 @@ PLACES = Notes(Place, keys.published, lambda place: place.version)
 def newest(store: ObjectStore, head: Manifest, sink: str) -> Place | None:
     """Where the publisher of a stage's sink is, as far as storage knows; None before its first start.
 
-    A listing, and a read. What an earlier sink of that name left does not count. Raises `Corruption`, `Unavailable`.
+    A listing, and a read. What an earlier sink of that name left does not count.
     """
     found = PLACES.newest(store, head.app, head.stage, sink)
     return found if found is not None and found.version >= head.sinks[sink].since else None

@@ -25,7 +25,7 @@ from slackwater.store.compaction.picker import pick
 from slackwater.store.compaction.plan import Done, apply
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import SpooledStore
-from slackwater.store.objects.memory import FaultyStore, MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
@@ -36,6 +36,7 @@ from slackwater.store.versions.manifest import Input, Manifest, Policy, Sst, Ver
 
 from tests.models.profiles import scaled
 from tests.support.collecting import Killed
+from tests.support.faulty_store import FaultyStore
 from tests.support.manifests import claim
 from tests.support.running import eventually
 from tests.support.state_rows import ROUTES, Key, Values, columns, write_version

@@ -24,7 +24,6 @@ from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.take.remove import remove
 from slackwater.moments.take.snapshots import pin
 from slackwater.moments.take.taking import request, try_complete
-from slackwater.store.objects.memory import FaultyStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs
 from slackwater.store.versions import history, keys
@@ -36,6 +35,7 @@ from tests.models.state_machine import StateMachine
 from tests.models.tables import LIFETIMES_MS, POLICIES, TABLES
 from tests.models.writers import STAGE, patiently
 from tests.support.collecting import HOUR_MS, Killed, fresh, keys_of
+from tests.support.faulty_store import FaultyStore
 from tests.support.histories import Kafka
 from tests.support.state_rows import Hashes
 

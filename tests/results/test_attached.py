@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from slackwater.keep.attach.memory import MemoryCheckpoint
 from slackwater.keep.attach.tail import Tail
 from slackwater.results.programs import caught_up as shown_caught_up
 from slackwater.results.programs import landed, to_attach
@@ -11,6 +10,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
 from tests.keep.attach.following import caught_up, commit, query, tail
+from tests.support.memory_checkpoint import MemoryCheckpoint
 
 
 def said(result: Result) -> str:

@@ -148,7 +148,7 @@ def peek(store: ObjectStore, app: str) -> ForgottenIndex:
 
 
 def newest(store: ObjectStore, app: str) -> ForgottenIndex:
-    """An app's index as it is stored now. A listing, and a read if there is one. Raises `Corruption`, `Unavailable`."""
+    """An app's index as it is stored now. A listing, and a read if there is one."""
     found = INDEXES.newest(store, app) or none_of(app)
     with _lock:
         known = _known.setdefault(store, {})
@@ -200,7 +200,7 @@ def change(
     """Make the next index of the newest, by put-if-absent; after a lost race, of the next newest. Returns the newest.
 
     `update` is pure, and gives None where nothing is to be changed. Raises `CommitConflict` where others kept winning
-    the race, `Corruption`, `Unavailable`, and `Unstorable` where it would be too large.
+    the race, and `Unstorable` where it would be too large.
     """
     for _ in range(_ATTEMPTS):
         head = newest(store, app)

@@ -22,7 +22,7 @@ class Forgetting(Struct, frozen=True):
 
 
 def find(store: ObjectStore, app: str) -> Forgetting | None:
-    """The note, where keys are being forgotten in an app. One request. Raises `Corruption` and `Unavailable`."""
+    """The note, where keys are being forgotten in an app. One request."""
     return notes.find(store, keys.forgetting(app), Forgetting)
 
 

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from slackwater.keep.attach.memory import MemoryCheckpoint, Row
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 
 from tests.cli.verbs.calling import done, from_json, rows_of, slackwater
 from tests.keep.attach.following import START_MS, caught_up, commit, query, tail
+from tests.support.memory_checkpoint import MemoryCheckpoint, Row
 
 pytestmark = pytest.mark.usefixtures("isolated")
 

@@ -17,7 +17,6 @@ from slackwater.fold.kinds.aggregate import Aggregates
 from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.kind import Groups
 from slackwater.keep.adopt.attached import AttachedHistory
-from slackwater.keep.attach.memory import MemoryCheckpoint, MemoryTable, Row
 from slackwater.keep.maintain.compact import StageCompactor
 from slackwater.keep.maintain.removal import remove_app
 from slackwater.keep.verify.verify import verify
@@ -36,6 +35,7 @@ from tests.keep.adopt.adopting import adoption, declared
 from tests.keep.attach.following import START_MS, caught_up, rows_at, tail, versions
 from tests.models.profiles import crash_points, scaled
 from tests.support.collecting import AgingStore, Killed
+from tests.support.memory_checkpoint import MemoryCheckpoint, MemoryTable, Row
 
 ROWS = pa.schema([("country", pa.string()), ("cents", pa.int64()), ("weight", pa.float64()), ("at", pa.int64())])
 ORDERS = sw.aggregate(

@@ -21,12 +21,12 @@ from slackwater.fold.kinds.update import Update
 from slackwater.keep.adopt.grouped import Grouped
 from slackwater.keep.adopt.mapping import RowByRow, mapping_of
 from slackwater.keep.attach.checkpoint import DELETED
-from slackwater.keep.attach.memory import MemoryTable
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.types import DUE, arrow_schema
 from slackwater.store.versions.manifest import Column, Table
 
 from tests.keep.adopt.adopting import declared, table_of
+from tests.support.memory_checkpoint import MemoryTable
 
 TIME = pa.timestamp("us", "UTC")
 COUNTRY = pa.schema([("country", pa.string())])

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from slackwater.keep.attach.memory import Changes, MemoryCheckpoint, MemoryTable, Row
 from slackwater.keep.attach.tail import Landed, Tail
 from slackwater.store.compaction.merge import merged_rows
 from slackwater.store.objects.protocol import ObjectStore
@@ -13,6 +12,8 @@ from slackwater.store.sst.arrow_types import python_rows
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Manifest
 from slackwater.store.versions.side_tables import tables_of
+
+from tests.support.memory_checkpoint import Changes, MemoryCheckpoint, MemoryTable, Row
 
 START_MS = 1_700_000_000_000
 TOTALS = MemoryTable(

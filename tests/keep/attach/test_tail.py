@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Fenced, Refused
-from slackwater.keep.attach.memory import MemoryCheckpoint, Row
 from slackwater.keep.attach.tail import Tail
 from slackwater.keep.maintain.compact import StageCompactor
 from slackwater.keep.verify.verify import verify
@@ -34,6 +33,7 @@ from tests.keep.attach.following import (
 )
 from tests.models.profiles import crash_points
 from tests.support.collecting import AgingStore, Killed
+from tests.support.memory_checkpoint import MemoryCheckpoint, Row
 
 DAY = datetime.date(2026, 11, 26)
 

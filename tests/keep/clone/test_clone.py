@@ -18,13 +18,14 @@ from slackwater.moments.take.remove import remove
 from slackwater.moments.take.snapshots import pin
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
-from slackwater.store.objects.memory import FaultyStore, MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import AppInfo, EventTime, Manifest, Sink, Span
 
 from tests.models.profiles import scaled
+from tests.support.faulty_store import FaultyStore
 from tests.support.histories import STAGES, Clock, Flight, FlightsApp, InFlight, Kafka, flights, rows_of
 
 T = TypeVar("T")

@@ -19,13 +19,14 @@ from slackwater.moments.take.taking import request, try_complete
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick_for
 from slackwater.store.objects.counting import CountingStore
-from slackwater.store.objects.memory import FaultyStore, MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs
 from slackwater.store.versions import amend, history
 from slackwater.store.versions.manifest import Manifest, Policy
 
 from tests.support.collecting import StoreClock, aging_app
+from tests.support.faulty_store import FaultyStore
 from tests.support.histories import FlightsApp, Kafka, flights, rows_of
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.moments.cut.graph import Cut
-from slackwater.moments.cut.read_up_to import read_up_to
+from slackwater.moments.cut.lineage import read_up_to
 from slackwater.moments.cut.resolve import resolve
 from slackwater.store.objects.memory import MemoryStore
 

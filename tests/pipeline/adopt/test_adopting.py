@@ -8,9 +8,10 @@ import pytest
 import slackwater as sw
 from slackwater.errors import Refused
 from slackwater.keep.attach.checkpoint import ReadableBatch
-from slackwater.keep.attach.memory import MemoryCheckpoint, MemoryTable
 from slackwater.pipeline.adopt.adopting import Query, batches_of, offsets_of
 from slackwater.pipeline.api.stage import Stage
+
+from tests.support.memory_checkpoint import MemoryCheckpoint, MemoryTable
 
 COUNTRY = MemoryTable("", pa.schema([("country", pa.string())]), pa.schema([("count", pa.int64())]))
 

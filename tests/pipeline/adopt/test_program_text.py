@@ -5,10 +5,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from slackwater.errors import Refused
-from slackwater.keep.attach.memory import MemoryTable
 from slackwater.pipeline.adopt.program_text import program_text
 from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.run.program import load_app
+
+from tests.support.memory_checkpoint import MemoryTable
 
 TIME, INT = pa.timestamp("us", "UTC"), pa.int64()
 COUNTRY = pa.schema([("country", pa.string())])

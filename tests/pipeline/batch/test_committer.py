@@ -12,13 +12,14 @@ from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, Unavailable
 from slackwater.pipeline.batch.committer import Committed, Committer, PendingVersion
 from slackwater.store.objects.counting import CountingStore
-from slackwater.store.objects.memory import FaultyStore, MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Input, Manifest, VersionKind
 
 from tests.models.profiles import scaled
+from tests.support.faulty_store import FaultyStore
 from tests.support.manifests import claim
 
 

@@ -9,8 +9,7 @@ from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, GreaterThan, 
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from slackwater import errors
 from slackwater.client import Client
-from slackwater.pipeline.reading.filters import keys_in
-from slackwater.pipeline.reading.reader import FilteringReader, TableReader, columns_of
+from slackwater.pipeline.reading.reader import FilteringReader, TableReader, columns_of, keys_in
 from slackwater.pipeline.reading.table_at import StorePlace, VersionedTable
 from slackwater.settings import Settings
 from slackwater.spark import SparkSource

@@ -6,7 +6,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from slackwater.errors import NotFound, Usage
-from slackwater.keep.attach.memory import MemoryTable
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.pipeline.replay.window_record import find_in_window, function_of
@@ -16,6 +15,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
 from tests.keep.attach.following import START_MS, caught_up, query, tail
+from tests.support.memory_checkpoint import MemoryTable
 
 PROGRAM = """
 from pyspark.sql import functions as F

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from slackwater.pipeline.run.progress import Backpressure
+from slackwater.pipeline.run.supervisor import Backpressure
 from slackwater.pipeline.source.planner import Pace
 from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.store.versions.manifest import Input, Manifest, Output

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.pipeline.run.progress import CatchUp
+from slackwater.pipeline.run.supervisor import CatchUp
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import EventTime, Manifest
 

@@ -3,9 +3,11 @@
 from slackwater.moments.cut.stored import Request
 from slackwater.pipeline.run.snapshot_completer import snapshot_names
 from slackwater.store.objects.counting import CountingStore
-from slackwater.store.objects.memory import FaultyStore, MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, keys
 from ulid import ULID
+
+from tests.support.faulty_store import FaultyStore
 
 
 def asked_for(store: CountingStore, name: str) -> Request:

@@ -21,11 +21,12 @@ from slackwater.pipeline.upkeep.archiver import Archiver
 from slackwater.store.archive import index, merge
 from slackwater.store.archive.extents import Extent
 from slackwater.store.archive.index import ArchiveIndex
-from slackwater.store.objects.memory import FaultyStore, MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest
 
+from tests.support.faulty_store import FaultyStore
 from tests.support.manifests import manifest
 
 TOPIC, BY = "orders", "here:1"

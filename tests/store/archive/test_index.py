@@ -8,10 +8,11 @@ from slackwater.errors import CommitConflict, Corruption, ObjectExists, Unstorab
 from slackwater.store.archive import index
 from slackwater.store.archive.extents import Extent, minus, union
 from slackwater.store.archive.index import ArchiveIndex
-from slackwater.store.objects.memory import FaultyStore, MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import horizon, keys
 
 from tests.store.archive.small_archives import BY, append, put
+from tests.support.faulty_store import FaultyStore
 
 APP, TOPIC = "shop", "orders"
 PREFIX = "shop/input/orders/"

@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slackwater.errors import ObjectExists, ObjectNotFound, Refused
 from slackwater.store.objects.counting import CountingStore
-from slackwater.store.objects.memory import FaultyStore, MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import Leftover, Leftovers, ObjectStore
 
 from tests.models.profiles import scaled
+from tests.support.faulty_store import FaultyStore
 
 
 @pytest.fixture

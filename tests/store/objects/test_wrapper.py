@@ -8,7 +8,7 @@ import pytest
 from slackwater.errors import Unavailable, Usage
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore, SpooledStore
-from slackwater.store.objects.memory import FaultyStore, MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.s3.settings import S3Settings
@@ -16,6 +16,8 @@ from slackwater.store.objects.s3.store import S3Store
 from slackwater.store.objects.stats import Reads, Stats
 from slackwater.store.read.range_reads import RangeReader
 from slackwater.store.versions.manifest import Sst
+
+from tests.support.faulty_store import FaultyStore
 
 HASTY = S3Settings(read_timeout_s=2.0)
 

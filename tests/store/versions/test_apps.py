@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 from slackwater.errors import Corruption, NotFound, Refused, Usage
-from slackwater.store.objects.memory import FaultyStore, MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions.apps import create_app, ensure_app, find_app, list_apps, read_app
 from slackwater.store.versions.manifest import AppInfo, Origin
+
+from tests.support.faulty_store import FaultyStore
 
 FLIGHTS = AppInfo("flights", 1000)
 STAGING = AppInfo("staging", 2000, Origin("s3://b/p", "flights", "good", {"legs": 7}, {"flights": "corrected"}))

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, Refused, Unavailable, Usage
 from slackwater.store.objects.counting import CountingStore
-from slackwater.store.objects.memory import FaultyStore, MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Sst, Table
 
 from tests.models.profiles import scaled
+from tests.support.faulty_store import FaultyStore
 from tests.support.manifests import claim, manifest
 
 TABLE = Table((Column("k", "string"),), (Column("n", "int64"),), 2, sw.aggregate(n=sw.count()).stored)

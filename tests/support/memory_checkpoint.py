@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-
-from ...errors import Gone
-from .checkpoint import DELETED, ReadableBatch, ReadableTable
+from slackwater.errors import Gone
+from slackwater.keep.attach.checkpoint import DELETED, ReadableBatch, ReadableTable
 
 
 @dataclass(frozen=True, slots=True)
