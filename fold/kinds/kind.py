@@ -190,7 +190,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
 
     @property
     def core(self) -> Kind:
-        """What is kept, whenever it is emitted."""
+        """The kind of the rows that are kept; it differs where this one only says when they are emitted."""
         return self
 
     @property

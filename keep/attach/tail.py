@@ -35,7 +35,7 @@ _KNOWN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ToAttach:
-    """What attaching would do, or goes on from."""
+    """What `attach` would bring in, and with which batch it would go on."""
 
     app: str
     stage: str

@@ -32,7 +32,7 @@ class EditRequest(Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """Of the request, and of what it does."""
+        """The id of the request, and of the edit that it asks for."""
         return self.edit.id
 
     def is_like(self, other: "EditRequest") -> bool:

@@ -1,4 +1,4 @@
-"""What a collection takes of input archives: records that retention lets go, by when they were read, and litter.
+"""What a collection removes of input archives: records read longer ago than retention keeps, and unnamed objects.
 
 Records go object by object, so some stay a little longer. What an index replaced stays for the margin, as somebody may
 be reading by that index.

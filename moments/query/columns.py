@@ -111,7 +111,7 @@ def parse_keys(name: str, table: Table, keys: Sequence[Sequence[object]]) -> pa.
 
 
 def hashed_key(table: Table, values: Sequence[object]) -> tuple[int, tuple[object, ...]] | None:
-    """The hash of a key and its values as Python has them, of text and whole numbers; None where `parse_keys` says."""
+    """The hash of a key and its values in Python, of text and whole numbers; None for what only `parse_keys` reads."""
     if len(values) != len(table.key):
         return None
     found: list[str | int | None] = []

@@ -96,7 +96,7 @@ class StageJob:
     _forecast: Forecast = field(default_factory=Forecast)
 
     def times(self, base: Manifest) -> BatchTimes:
-        """Those of the batch after a version, now."""
+        """The times of the batch that follows a version, if it starts now."""
         now_ms, by = instants.now_ms(), self.config.shape.due_by
         due = due_after(base.event_time, by, now_ms) if by is not None else None
         return BatchTimes(ttl.batch_clock_ms(base, now_ms), now_ms + self.config.stage.event_time.ahead_ms, due)

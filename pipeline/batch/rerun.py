@@ -68,7 +68,7 @@ class Rerun:
 
     @cached_property
     def numbers(self) -> Numbers:
-        """Those of all records, ascending."""
+        """The numbers of all records, ascending."""
         parts = [frame.select(RECORD).toArrow()[RECORD].to_numpy() for frame in self.inputs]
         return np.sort(np.concatenate(parts))
 

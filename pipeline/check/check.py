@@ -222,7 +222,7 @@ class _Version:
     compare_committed: bool
 
     def checked(self) -> CheckedVersion:
-        """Raises what keeps it from being run at all."""
+        """What was found. Raises an error that keeps the version from being run at all."""
         after, first = self.replay.after, self._first
         found: list[Dependence] = []
         ran: list[str] = []
@@ -242,7 +242,7 @@ class _Version:
         return CheckedVersion(after.app, after.stage, after.version, self.replay.count, tuple(ran), tuple(found))
 
     def _runs(self) -> Iterator[tuple[Reason, str, Arrangement, int]]:
-        """The ways in which it is run again, which are other ones."""
+        """The ways in which it is run again; those that would be the same as another one are left out."""
         replay, first = self.replay, self._as_read
         yield "random", "again", first, self.at_ms
         yield "clock", "at another time", first, self.at_ms + _LATER_MS
@@ -259,7 +259,7 @@ class _Version:
 
     @property
     def _late_meet(self) -> bool:
-        """Whether rows that come late meet what was forgotten, or not, by where a batch ended: as the program says."""
+        """Whether a late row may still find its match, depending on where batches end: the program allows late rows."""
         state = self.replay.stage.state
         return state is not None and state.in_any_order and self.replay.step.lateness is None
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class News:
-    """Is told from several threads. This one passes on in words what goes on, if anybody listens, and nothing else."""
+    """Its methods are called from several threads. This base passes on in words what goes on, and ignores the rest."""
 
     def __init__(self, tell: Callable[[str], None] = lambda _what: None) -> None:
         self._tell = tell

@@ -1,7 +1,4 @@
-"""Completing snapshots beside the batches, while the queries go on; and what is done between two of them, as asked for.
-
-That is, retries of rejected records, and edits.
-"""
+"""Completes snapshots while the queries go on; between two batches, retries rejected records and makes edits."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def name_of(store: ObjectStore, folder: str) -> str:
 
 
 def name_in(names: Mapping[str, str], folder: str) -> str:
-    """The same by what `called` gave."""
+    """What `name_of` gives, looked up in what `called` returned."""
     name = names.get(folder, "")
     return "" if "~" in name else name
 
