@@ -19,8 +19,8 @@ from ...store.compaction.merge import merged_rows
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst import writer
+from ...store.sst.expiry import with_expiry
 from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
-from ...store.sst.ttl import with_expiry
 from ...store.sst.types import HASH, OP, PUT, SEQ, TOMBSTONE, arrow_schema
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..init.initialise import by_hash, by_slot, slots_of

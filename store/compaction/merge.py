@@ -18,9 +18,10 @@ from ..objects.stats import Reads
 from ..read.cache import SstCache
 from ..read.decode import Block
 from ..read.remote_sst import RangedSst
+from ..sst.expiry import expired
 from ..sst.hashing import sort_keys
 from ..sst.sorted_runs import bounds, of_hash, overlapping, part_within, sorted_runs, touched
-from ..sst.ttl import expired, without_expired_suffix
+from ..sst.ttl import without_expired_suffix
 from ..sst.types import EXPIRES, HASH, OP, TOMBSTONE, completed, sst_schema
 from ..sst.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SstWriter
 from ..versions.manifest import Sst, Table

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 
 from ..objects.protocol import ObjectStore
 from ..objects.stats import Reads
+from ..sst.expiry import expired
 from ..sst.hashing import normalise_keys
-from ..sst.ttl import expired
 from ..sst.types import DUE, EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema
 from ..versions.manifest import Sst, Table
 from .cache import SstCache

@@ -229,7 +229,7 @@ class Diamond:
             for batch in decode(messages, part.attempts, SCHEMA):  # type: ignore[arg-type]
                 found += batch.num_rows
                 yield from batch["n"].to_pylist()
-            check_count(channel, part.partition, part.start, part.end, found, part.rows)
+            check_count(channel, part.partition, part.start, part.end, found, part.rows, [])
 
     def zombie(self, stage: str, snapshot: str) -> None:
         """A writer that lost its stage still writes rows and markers; no manifest ever names them."""
