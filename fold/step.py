@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..store.read.multi_get import DueRows, LookUps
-from ..store.sst import ttl
+from ..store.sst import expiry
 from ..store.sst.hashing import normalise_keys, same_keys, sort_keys
 from ..store.sst.sorted_runs import bounds
 from ..store.sst.types import DUE, HASH, OP, PUT, SEQ
@@ -96,8 +96,8 @@ class Step:
 
     def with_expiry(self, new: pa.Table) -> tuple[pa.Table, int | None]:
         """New rows as SSTs have them, and the largest event time by which they expire, if they do by one."""
-        new = ttl.with_expiry(new, self.table, self.clock_ms)
-        return new, ttl.latest_event_ms(new, self.table.ttl)
+        new = expiry.with_expiry(new, self.table, self.clock_ms)
+        return new, expiry.latest_event_ms(new, self.table.ttl)
 
     @property
     def state_now(self) -> Bound:

@@ -12,7 +12,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.read.open_rows import OpenRows
-from slackwater.store.sst import ttl, writer
+from slackwater.store.sst import expiry, writer
 from slackwater.store.sst.arrow_types import python_rows
 from slackwater.store.sst.hashing import hash_keys, normalise_keys, partition_of
 from slackwater.store.sst.types import arrow_schema
@@ -84,7 +84,7 @@ def write_version(
 
     Rows say which ones they replace where it is said what they are merged into (`base`).
     """
-    rows = ttl.with_expiry(state_rows(table, changes, seq, hashes), table, clock_ms)
+    rows = expiry.with_expiry(state_rows(table, changes, seq, hashes), table, clock_ms)
     if base is not None:
         rows = with_prev(store, table, rows, base)
     partitions = partition_of(rows["_hash"].to_numpy(), table.partitions)
