@@ -1,10 +1,10 @@
 """`slackwater attach` beside a live query of plain Spark, in a process of its own, which knows nothing of it."""
 
 import hashlib
+import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +22,7 @@ from slackwater.store.sst.arrow_types import python_rows
 from tests.cli.verbs.calling import MODULE, done, from_json
 from tests.keep.attach.following import rows_at
 from tests.models.profiles import SEARCHES
+from tests.support.running import SHORT_LIVED, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("isolated")]
 
@@ -33,20 +34,16 @@ def live_query(checkpoint: Path, *words: str) -> Iterator[subprocess.Popen[bytes
     """The query, with few keys and a batch every 200 ms at most; it has committed some when this begins."""
     size = ("--orders-per-second", "2000", "--customers", "300", "--every", "200 milliseconds")
     with subprocess.Popen(
-        [sys.executable, str(QUERY), str(checkpoint), *size, *words], stdout=subprocess.DEVNULL
+        [sys.executable, str(QUERY), str(checkpoint), *size, *words],
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"JDK_JAVA_OPTIONS": SHORT_LIVED},
     ) as query:
         try:
-            until(lambda: (checkpoint / "commits" / "2").exists() or query.poll() is not None)
+            begun = lambda: (checkpoint / "commits" / "2").exists() or query.poll() is not None  # noqa: E731
+            eventually(begun, "its first batches", 240)
             yield query
         finally:
             query.kill()
-
-
-def until(holds: object, seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def bytes_of(folder: Path) -> dict[str, str]:

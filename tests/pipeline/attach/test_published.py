@@ -135,7 +135,7 @@ def followed(spark: SparkSession, checkpoints: Path, cache: SstCache, query: Run
         while (newest := found.committed()[-1]) < BATCHES:
             send()
             following.round()
-            eventually(lambda: found.committed()[-1] > newest or not query.isActive, "the next batch", 30)
+            eventually(lambda: found.committed()[-1] > newest or not query.isActive, "the next batch")
             assert query.isActive
         query.stop()
         while following.round():
