@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from ...errors import Corruption
+from ...fold.records import stretches
 from ...store.archive import index
 from ...store.archive.extents import count
 from ...store.archive.index import ArchiveIndex
@@ -34,10 +34,10 @@ class ArchiveStatus:
 
 def status_of(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> ArchiveStatus:
     """What an archive holds, by its index, beside what these stages have read."""
-    stands = [at.offsets for head in heads for at in head.inputs.values() if at.topic == archive.topic]
-    ends = tuple(map(max, zip_longest(*stands, fillvalue=0)))
+    inputs = (at for head in heads for at in head.inputs.values() if at.topic == archive.topic)
+    owed = archive.owes(read for at in inputs for read in stretches(None, at))
     last = {each.partition: each.end for each in archive.covered}
-    behind = count(each for each in archive.owes(ends) if each.first >= last.get(each.partition, 0))
+    behind = count(each for each in owed if each.first >= last.get(each.partition, 0))
     return ArchiveStatus(
         archive.topic,
         archive.life,

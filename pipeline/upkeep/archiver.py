@@ -17,7 +17,7 @@ import pyarrow as pa
 from ... import instants
 from ...durations import DAY_MS
 from ...errors import CommitConflict, Gone, SlackwaterError, Unavailable
-from ...fold.records import ranges
+from ...fold.records import ranges, stretches
 from ...store.archive import index, merge
 from ...store.archive.extents import Extent, Extents, common, count, minus, union
 from ...store.archive.index import INDEXES, ArchiveIndex
@@ -25,7 +25,7 @@ from ...store.archive.merge import append
 from ...store.archive.objects import ArchiveWriter
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.apps import read_app
-from ...store.versions.manifest import Manifest
+from ...store.versions.manifest import Input, Manifest
 from ..kafka.columns import Columns
 from ..kafka.protocol import Kafka
 from ..source.spool import InputSpool, Spooled
@@ -66,7 +66,7 @@ class _Topic:
 
     name: str
     keep_ms: int
-    first: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    first: dict[str, Input] = field(default_factory=dict)
     """By stage, where it stood when it was seen first."""
     pending: Extents = ()
     """What was read since, and is not known to be in the archive."""
@@ -118,7 +118,7 @@ class Archiver:
                 topic = self._topics.setdefault(at.topic, _Topic(at.topic, keep_ms))
                 known = before.inputs.get(name) if before is not None else None
                 if known is None or known.topic != at.topic:
-                    topic.first[head.stage] = at.offsets
+                    topic.first[head.stage] = at
                 elif head.kind == "batch":
                     read = (Extent(one.partition, one.first, one.last) for one in ranges(known.offsets, at.offsets))
                     topic.pending = union(topic.pending, read)
@@ -218,14 +218,14 @@ class Archiver:
                 self._app,
             )
             life, head = life + 1, None
-        begins = tuple(map(min, zip(*stands, strict=False))) if stands else ()
+        begins = tuple(map(min, zip(*(at.offsets for at in stands), strict=False))) if stands else ()
         empty = index.empty(self._app, topic.name, life, topic_id)
         begun = index.begun(begins)
         topic.head = head or index.change(self._store, empty, begun, by=self._by, now_ms=instants.now_ms())
         # What was read by whoever ran before, and did not get here.
-        owed = [topic.head.owes(each) for each in stands]
+        owed = topic.head.owes(read for at in stands for read in stretches(None, at))
         with self._lock:
-            topic.pending = union(topic.pending, *owed)
+            topic.pending = union(topic.pending, owed)
             topic.first.clear()
 
     def _wanted(self, topic: _Topic) -> Extents:

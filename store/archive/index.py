@@ -111,11 +111,16 @@ class ArchiveIndex(Struct, frozen=True):
         """What it lacks between what it has, and never had."""
         return extents.minus(extents.gaps((*self.thinned, *self.covered)), self.thinned)
 
-    def owes(self, ends: Sequence[int]) -> Extents:
-        """What it lacks of what was read since it was begun, up to these offsets, by partition."""
-        starts = zip_longest(self.begins, ends, fillvalue=0)
-        read = (extents.Extent(partition, first, end) for partition, (first, end) in enumerate(starts))
-        return extents.minus((each for each in read if each.first < each.end), (*self.covered, *self.thinned))
+    def owes(self, read: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Extents:
+        """What it lacks of what was read since it was begun: from some offsets to before others, by partition, each."""
+        each = (zip_longest(starts, ends, self.begins, fillvalue=0) for starts, ends in read)
+        wanted = (
+            extents.Extent(partition, max(first, begin), end)
+            for parts in each
+            for partition, (first, end, begin) in enumerate(parts)
+            if max(first, begin) < end
+        )
+        return extents.minus(wanted, (*self.covered, *self.thinned))
 
     def lacks(self, partition: int, first: int, end: int) -> Extents:
         """Of a range of offsets, what cannot be read here."""

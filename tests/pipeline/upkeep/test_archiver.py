@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.moments.status.archives import status_of
 from slackwater.pipeline.kafka.archived import archived
 from slackwater.pipeline.kafka.columns import Columns
 from slackwater.pipeline.kafka.memory import MemoryKafka
@@ -24,7 +25,7 @@ from slackwater.store.archive.index import ArchiveIndex
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps
-from slackwater.store.versions.manifest import AppInfo, Input, Manifest
+from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Reset
 
 from tests.support.faulty_store import FaultyStore
 from tests.support.manifests import manifest
@@ -107,7 +108,7 @@ def test_all_that_was_read_since_it_began_is_there_once_whoever_died(
     if deaths and not any(is_round for *_, is_round in batches):
         return  # it may have begun with the last death
     head = newest(inner)
-    assert head.owes(stands) == ()
+    assert head.owes([((), stands)]) == ()
     assert [each.behind for each in going.states] == [0]
     before = [values(kafka, partition, head.begins[partition], stands[partition]) for partition in (0, 1)]
     for partition in (0, 1):
@@ -135,6 +136,23 @@ def test_batches_become_one_object_where_it_is_behind_and_objects_are_merged(tmp
     assert (state.behind, state.bytes, state.objects) == (0, newest(store).bytes, len(newest(store).objects))
 
 
+def test_what_a_reset_skipped_is_not_archived_by_the_next_start_and_what_was_read_before_it_is() -> None:
+    kafka, store = a_kafka(), MemoryStore()
+    going = archiver_of(store, kafka)
+    going.move(at(1, 0, 0))
+    going.round()
+    # Read up to 10 and not archived; then set on to 20, read up to 25; set back to 5, and read up to 8.
+    resets = (Reset(2, (10, 0), (20, 0)), Reset(3, (25, 0), (5, 0)))
+    head = at(4, 8, 0)
+    there = replace(head, kind="claim", inputs={n: replace(i, resets=resets) for n, i in head.inputs.items()})
+    assert status_of(newest(store), [there]).behind == 15
+    going = archiver_of(store, kafka)
+    going.move(there)
+    going.round()
+    assert newest(store).covered == (Extent(0, 0, 10), Extent(0, 20, 25))
+    assert status_of(newest(store), [there]).behind == 0
+
+
 def test_what_kafka_lost_meanwhile_is_a_gap_and_the_rest_is_there(caplog: pytest.LogCaptureFixture) -> None:
     kafka, store = a_kafka(), MemoryStore()
     going = archiver_of(store, kafka)
@@ -145,7 +163,7 @@ def test_what_kafka_lost_meanwhile_is_a_gap_and_the_rest_is_there(caplog: pytest
     with caplog.at_level(logging.INFO, "slackwater"):
         going.round()
     assert newest(store).covered == (Extent(0, 10, 30),)
-    assert newest(store).owes((30, 0)) == (Extent(0, 0, 10),)
+    assert newest(store).owes([((), (30, 0))]) == (Extent(0, 0, 10),)
     assert "orders[0]@0..10 of shop is gone from Kafka, and not in its input archive" in caplog.text
     assert [each.behind for each in going.states] == [0]
 
