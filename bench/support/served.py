@@ -31,9 +31,9 @@ WIDE_TABLE = Table(
     (Column("leg", "string"),), tuple(Column(f"c{at}", "int64") for at in range(WIDE_COLUMNS)), partitions=4
 )
 TOPIC = "orders"
-_GIVES_WAY = ("sh", "-c", 'echo 19 >/proc/self/autogroup; exec chrt --idle 0 "$@"', "sh")
-"""A process to which the others of the machine come first. What `nice` says, Linux looks at inside a session alone where
-it has groups of these (autogroup), and a job's JVM is another one's."""
+_GIVES_WAY = ("sh", "-c", '2>/dev/null echo 19 >/proc/self/autogroup; exec chrt --idle 0 "$@"', "sh")
+"""A process before which all others of the machine come. Where Linux groups by session (autogroup), what `nice` says
+counts inside one alone, and a job's JVM has its own."""
 
 
 def make(store: ObjectStore, cache: SstCache, keys: int) -> None:
