@@ -8,12 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from starlette.requests import Request
-
 from ..instants import iso, now_ms
 from ..moments.query.clauses import words
 from ..results.shown import encoded
-from .declare import Endpoint
 
 AUDIT = logging.getLogger("slackwater.audit")
 """At INFO; whoever wants the lines gives it a handler."""
@@ -40,16 +37,8 @@ def write_to(file: Path | None) -> Iterator[None]:
         handler.close()
 
 
-def line(
-    request: Request, endpoint: Endpoint, who: str, found: Mapping[str, object], status: int, rows: int, took_s: float
-) -> None:
-    """Write it, if somebody wants it."""
-    client = request.client
-    write(endpoint.name, client.host if client else "", who, found, status, rows, took_s)
-
-
 def write(what: str, host: str, who: str, found: Mapping[str, object], status: int, rows: int, took_s: float) -> None:
-    """The same of whatever is asked otherwise."""
+    """Write the line of a request, if somebody wants it."""
     if not AUDIT.isEnabledFor(logging.INFO):
         return
     asked = {name: _shown(name, value) for name, value in found.items() if value not in ("", [])}

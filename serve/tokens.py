@@ -2,12 +2,12 @@
 
 import re
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cachetools import LRUCache
-from starlette.requests import Request
+from starlette.types import Scope
 
 from ..client import Client
 from ..instants import now_ms
@@ -91,12 +91,12 @@ class Doorkeeper:
         self._read_s = -_KNOWN_S
         self._buckets: LRUCache[str, tuple[float, float]] = LRUCache(10_000)
 
-    async def admit(self, request: Request) -> Grant:
+    async def admit(self, headers: Mapping[str, str], scope: Scope) -> Grant:
         """What whoever asks may do. Raises `NotKnown`, `Denied` and `TooOften`."""
-        given = request.headers.get("authorization", "")
-        certificate = request.scope.get("extensions", {}).get("tls", {}).get("client_cert_name", "")
+        given = headers.get("authorization", "")
+        certificate = scope.get("extensions", {}).get("tls", {}).get("client_cert_name", "")
         if not given and not certificate:
-            return self._admit_anybody(request)
+            return self._admit_anybody(headers)
         if time.monotonic() - self._read_s > _KNOWN_S:
             await self._in_thread(self._read)
         if given:
@@ -111,17 +111,17 @@ class Doorkeeper:
         self._count(found[0])
         return found[0]
 
-    def _admit_anybody(self, request: Request) -> Grant:
+    def _admit_anybody(self, headers: Mapping[str, str]) -> Grant:
         if not self._is_open:
             raise NotKnown(
                 "a token is needed", hint="send Authorization: Bearer TOKEN; slackwater token add NAME makes one"
             )
         # A page of somebody else's may have its name lead to this machine, and ask from the user's own browser.
-        host = request.headers.get("host", "")
+        host = headers.get("host", "")
         if (host if host.endswith("]") else host.rpartition(":")[0] or host) not in _LOCAL:
             raise Denied(f"without a token, this machine is asked as {_LOCAL[0]}; found {host[:100]!r}")
         # It may also send a request to this very address, and not care for the answer.
-        if (origin := request.headers.get("origin")) and _ORIGIN.fullmatch(origin) is None:
+        if (origin := headers.get("origin")) and _ORIGIN.fullmatch(origin) is None:
             raise Denied(f"without a token, no page of another host may ask; found the origin {origin[:100]!r}")
         return self._anybody
 

@@ -18,7 +18,7 @@ from ..errors import SlackwaterError, TooMuch, Usage
 from ..results.shown import Result, encoded
 from . import reads  # noqa: F401  declares its routes
 from .acting import actions  # noqa: F401  declares its own
-from .audit import line
+from .audit import write
 from .declare import ENDPOINTS, Endpoint
 from .errors import TooOften, problem, status_of
 from .openapi import document
@@ -89,29 +89,30 @@ class _Route:
         self._is_async = inspect.iscoroutinefunction(endpoint.function)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, began_s = Request(scope, receive), time.perf_counter()
+        began_s, method = time.perf_counter(), scope["method"]
         who, found, rows = "", dict[str, Any](), 0
         # Once, and not with each look: the first of a name counts.
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         try:
-            grant = await self._door.admit(request)
+            grant = await self._door.admit(headers, scope)
             who = grant.name
             grant.check(self._endpoint.verb)
-            body = await _body(request) if request.method == "POST" else b""
+            body = await _body(Request(scope, receive)) if method == "POST" else b""
             query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
             found = self._endpoint.understand(scope["path_params"], query, body)
-            response, rows = await self._given(request, Call.of(self._service, grant, headers, found), found)
+            response, rows = await self._given(method, Call.of(self._service, grant, headers, found), found)
         except SlackwaterError as error:
             response = refused(error, root=self._service.client.root)
         except ClientDisconnect:
             return
         except Exception as error:
-            _log.exception("%s %s", request.method, self._endpoint.path)
+            _log.exception("%s %s", method, self._endpoint.path)
             response = refused(error)
-        line(request, self._endpoint, who, found, response.status_code, rows, time.perf_counter() - began_s)
+        host = scope["client"][0] if scope["client"] else ""
+        write(self._endpoint.name, host, who, found, response.status_code, rows, time.perf_counter() - began_s)
         await response(scope, receive, send)
 
-    async def _given(self, request: Request, asked: Call, found: dict[str, Any]) -> tuple[Response, int]:
+    async def _given(self, method: str, asked: Call, found: dict[str, Any]) -> tuple[Response, int]:
         """The answer, and how many rows are in it."""
         endpoint, options = self._endpoint, self._service.options
         limit_s = options.long_s if endpoint.is_long else options.request_s
@@ -123,7 +124,7 @@ class _Route:
                     given = await self._service.in_thread(lambda: endpoint.function(asked, **found))
         except TimeoutError:
             raise TooMuch(f"it took more than {limit_s:g} s") from None
-        if endpoint.streams and request.method == "HEAD":
+        if endpoint.streams and method == "HEAD":
             return Response(media_type="text/event-stream"), 0
         if endpoint.streams:
             return StreamingResponse(given, headers={"cache-control": "no-store"}, media_type="text/event-stream"), 0

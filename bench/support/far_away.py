@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
 from urllib.parse import urlsplit
@@ -13,8 +14,8 @@ class FarAway:
     """Passes bytes on between each client and a connection of its own; what a client sends, later by `delay_s`."""
 
     def __init__(self, endpoint: str, delay_s: float) -> None:
-        self.seen: list[str] = []
-        """The first line of each request."""
+        self.seen: list[tuple[float, str]] = []
+        """When each request came, by `time.perf_counter`, and its first line."""
         self.endpoint = ""
         self._behind, self._delay_s = urlsplit(endpoint), delay_s
 
@@ -31,7 +32,7 @@ class FarAway:
         async def there() -> None:
             while data := await reader.read(1 << 18):
                 line = data.partition(b"\r\n")[0].decode("latin-1")
-                self.seen += [line] if line.endswith("HTTP/1.1") else []
+                self.seen += [(time.perf_counter(), line)] if line.endswith("HTTP/1.1") else []
                 # In order, also where more comes before that is over.
                 loop.call_later(self._delay_s, to_behind.write, data)
 
@@ -71,3 +72,12 @@ def far_away(endpoint: str, delay_s: float) -> Iterator[FarAway]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+def in_sequence(times_s: Iterable[float], delay_s: float) -> int:
+    """How many requests, of those that came at these times, followed an answer to one before."""
+    count, began_s = 0, -delay_s
+    for at_s in sorted(times_s):
+        if at_s >= began_s + delay_s:
+            count, began_s = count + 1, at_s
+    return count

@@ -1,4 +1,4 @@
-"""`slackwater serve` under load, beside Redis on the same machine; what is cold, killed, and asked right after a write.
+"""`slackwater serve` under load, beside Redis on the same machine; an instance that is killed; asked right after a write.
 
 `python -m bench.tasks.serving [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys and less time.
 
@@ -10,7 +10,6 @@ share the machine's cores.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from shutil import which
 
-import boto3
 import numpy as np
 import urllib3
 from slackwater.client.remote import Server
@@ -29,10 +27,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps
 from slackwater.store.versions.manifest import AppInfo, Input
 
-from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, versitygw
-
 from ..multi_get import TABLE
-from ..support.far_away import FarAway, far_away
 from ..support.row import Row
 from ..support.served import (
     APP,
@@ -45,7 +40,6 @@ from ..support.served import (
     born,
     make,
     names,
-    processor_s,
     serving,
     tall_rows,
     targets,
@@ -56,9 +50,6 @@ KEYS, QUICK_KEYS = 10_000_000, 1_000_000
 RATE = 1_000
 WIDE_RATE = 10
 TRIES = 10_000
-COLD_TABLES = 20
-COLD_KEYS = (200_000, 1_000_000)
-"""SSTs that are fetched whole, and such of which pages are read."""
 MS = 1_000
 
 
@@ -81,8 +72,6 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
         yield redis
     yield _two(root, folder, count, max(seconds, 15))
     yield _own_writes(folder / "own", TRIES // 20 if quick else TRIES)
-    if which("go"):
-        yield from _cold(folder, quick)
 
 
 def _paths(count: int, keys: int, seed: int = 3) -> list[str]:
@@ -210,60 +199,6 @@ def _own_writes(folder: Path, tries: int) -> Row:
     p50, p99 = np.quantile(waits, (0.5, 0.99)) * MS
     wait = f"committed and answered in {p50:.0f} ms (median), {p99:.0f} ms (p99)"
     return Row(what, str(wrong), wait, float(wrong), "<= 0", wrong == 0)
-
-
-def _cold(folder: Path, quick: bool) -> Iterator[Row]:
-    """A key of a table that the instance has nothing of, of one table after the other; requests take 30 ms longer."""
-    tables = 5 if quick else COLD_TABLES
-    (folder / "gw").mkdir()
-    os.environ |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": "us-east-1"}
-    # The proxy's thread is in this process, too: neither shall wait long for the interpreter.
-    sys.setswitchinterval(0.0005)
-    with versitygw(folder / "gw") as endpoint, far_away(endpoint, 0.03) as proxy:
-        boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
-        for keys in COLD_KEYS:
-            os.environ["AWS_ENDPOINT_URL"] = endpoint
-            root = f"s3://{BUCKET}/cold-{keys}"
-            store, cache = open_store(root), SstCache(folder / f"made-{keys}", 1 << 40)
-            apps.create_app(store, AppInfo(APP, 1))
-            rows = tall_rows(np.arange(keys), 1)
-            stored = [born(store, cache, f"legs{number}", TABLE, rows).ssts[0].bytes for number in range(tables)]
-            os.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
-            # An app has a few stages, and none is looked for again while it is measured: this one has many.
-            with serving(root, folder / f"none-{keys}", "--every", "5s") as (url, process), Server(url) as server:
-                took, requests, cpu_s = _ask_cold(server, proxy, process, keys, tables)
-            p99 = float(np.quantile(took, 0.99)) * MS
-            note = f"p50 {np.median(took) * MS:.0f} ms, {np.median(requests):.0f} requests for it, "
-            note += f"{np.median(cpu_s) * MS:.0f} ms of processor meanwhile"
-            size = f"SSTs of {np.median(stored) / 1e6:.1f} MB"
-            what = f"get of one key of {keys:,}, {size}, cold, 30 ms added to each store request: p99 of {tables}"
-            yield Row.at_most(what, f"{p99:.0f} ms", note, p99, 150)
-
-
-def _ask_cold(
-    server: Server, proxy: FarAway, process: subprocess.Popen[bytes], keys: int, tables: int
-) -> tuple[list[float], list[int], list[float]]:
-    """Of each table the seconds, the requests for its objects, and the seconds of processor that the server took."""
-    took, requests, cpu_s = list[float](), list[int](), list[float]()
-    random = np.random.default_rng(6)
-    server.app(APP)
-    for number in range(tables):
-        (key,) = names(random.integers(keys, size=1))
-        _until_quiet(process, proxy)  # what is fetched beside an answer is there
-        seen, before_s, began_s = len(proxy.seen), processor_s(process), time.perf_counter()
-        server.http.json(("apps", APP, "at", "now", "tables", f"legs{number}"), key=key)
-        took.append(time.perf_counter() - began_s)
-        cpu_s.append(processor_s(process) - before_s)
-        requests.append(sum(f"/legs{number}/sst/" in each for each in proxy.seen[seen:]))
-    return took, requests, cpu_s
-
-
-def _until_quiet(process: subprocess.Popen[bytes], proxy: FarAway) -> None:
-    """Wait until the server asks for nothing, and does little, for a while."""
-    before, now = (-1, 0.0), (len(proxy.seen), processor_s(process))
-    while before[0] != now[0] or now[1] - before[1] > 0.05:
-        time.sleep(0.7)
-        before, now = now, (len(proxy.seen), processor_s(process))
 
 
 if __name__ == "__main__":

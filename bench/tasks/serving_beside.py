@@ -2,8 +2,8 @@
 
 The job has a batch a second. For some seconds in turn its table is asked by vegeta, and the server stands still
 (SIGSTOP), so that both are seen of one and the same job: what is compared is the median batch of neighbouring turns.
-The server gives way to the job (`nice`), as the documentation says of one on a job's machine, and so does the load,
-which would come from elsewhere.
+The server gives way to the job, as the documentation says of one on a job's machine, and so does the load, which would
+come from elsewhere.
 
 `python -m bench.tasks.serving_beside BOOTSTRAP TOPIC FOLDER TURNS` runs the job in a fresh process and prints JSON:
 the seconds of the batches of each turn, those without requests first; and what requests were answered.

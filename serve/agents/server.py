@@ -81,7 +81,7 @@ class AgentServer:
         request = Request(scope, receive)
         try:
             assert isinstance(self._door, Doorkeeper)  # noqa: S101  HTTP has one
-            scope[_GRANT] = await self._door.admit(request)
+            scope[_GRANT] = await self._door.admit(request.headers, scope)
         except SlackwaterError as error:
             await refused(error)(scope, receive, send)
             return

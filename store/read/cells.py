@@ -49,4 +49,8 @@ def _values(column: pa.Array) -> Callable[[int], object]:
     if is_number and not column.null_count:
         # A tenth of what one of Arrow's scalars costs.
         return np.asarray(column).data.__getitem__
+    if types.is_string(kind) and not column.null_count and (data := column.buffers()[2]) is not None:
+        ends = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4).data
+        text = memoryview(data)
+        return lambda at: str(text[ends[at] : ends[at + 1]], "utf-8")
     return lambda at: python_value(column[at])
