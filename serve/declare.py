@@ -138,11 +138,15 @@ def endpoint(
     methods: tuple[Literal["GET", "POST"], ...] = ("GET",),
     streams: bool = False,
     is_long: bool = False,
+    also: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function, whose first parameter is `Call`, as what answers a path."""
+    """Declare a function, whose first parameter is `Call`, as what answers a path.
+
+    Parameters of `also` are asked, too, and come by their names.
+    """
 
     def declared(function: Callable[..., Any]) -> Callable[..., Any]:
-        parameters, asked = parameters_of(function)
+        parameters, asked = parameters_of(function, also)
         in_path = tuple(each.name for each in parameters if f"{{{each.name}}}" in path)
         lists = frozenset(each.name for each in parameters if _is_list(each.annotation))
         ENDPOINTS.extend(
@@ -153,9 +157,16 @@ def endpoint(
     return declared
 
 
-def parameters_of(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], type[msgspec.Struct]]:
-    """The parameters of a function after the first, and a struct of them with their types, limits and defaults."""
-    parameters = [*inspect.signature(function).parameters.values()][1:]
+def parameters_of(
+    function: Callable[..., Any], also: Callable[..., Any] | None = None
+) -> tuple[list[inspect.Parameter], type[msgspec.Struct]]:
+    """The parameters of a function after the first, with those of `also`, which it takes by name.
+
+    And a struct of them with their types, limits and defaults.
+    """
+    own = [*inspect.signature(function).parameters.values()][1:]
+    parameters = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters += inspect.signature(also).parameters.values() if also is not None else ()
     fields = [_field(each) for each in parameters]
     return parameters, msgspec.defstruct(f"{function.__name__}_asked", fields, kw_only=True, frozen=True)
 

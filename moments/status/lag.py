@@ -61,6 +61,8 @@ class SinkLag:
     """That are committed and not published."""
     versions: int
     """Of the stage since; 0 where they brought no rows."""
+    sent: int = 0
+    """Rows that the stage has given it since it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,8 @@ def sink_lags(head: Manifest, places: Mapping[str, Place | None]) -> tuple[SinkL
         place = places[name]
         rows = published.behind(sink, place)
         at = place.version if place is not None else None
-        found.append(SinkLag(name, sink.topic, at, rows, head.version - (at or sink.since) if rows else 0))
+        versions = head.version - (at or sink.since) if rows else 0
+        found.append(SinkLag(name, sink.topic, at, rows, versions, sink.sent))
     return tuple(found)
 
 

@@ -180,9 +180,10 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
 def stages_at(cut: Cut) -> tuple[StageOverview, ...]:
     """How far the stages were at a moment, as its manifests say: of users' topics nobody knows the ends of then."""
     stages = cut.stages
-    # Where publishers were is not kept: of sinks only their names are told.
+    # Where publishers were is not kept: of sinks what the stage had given them is told.
     sinks = {
-        stage: tuple(SinkLag(n, one.topic, None, 0, 0) for n, one in m.sinks.items()) for stage, m in stages.items()
+        stage: tuple(SinkLag(name, one.topic, None, 0, 0, one.sent) for name, one in m.sinks.items())
+        for stage, m in stages.items()
     }
     return tuple(
         _stage_overview(stages[stage], stages, lambda _topic: None, None, sinks[stage]) for stage in order(stages)

@@ -15,24 +15,7 @@ from ...results.programs import replayed
 from ...results.shown import Result, encoded
 from ...results.status import verification
 from ...search.verdict import Evaluation
-from ..declare import (
-    AppName,
-    Bad,
-    Condition,
-    Deep,
-    Edge,
-    Good,
-    KeyOrNone,
-    Limit,
-    Message,
-    Moment,
-    OfTable,
-    Predicate,
-    SnapshotName,
-    Stage,
-    Version,
-    endpoint,
-)
+from ..declare import AppName, Deep, KeyOrNone, Limit, Message, Moment, SnapshotName, Stage, Version, endpoint
 from ..errors import problem
 from ..service import Call
 from .finding import find, limited, probe, prove, run_again
@@ -50,28 +33,18 @@ def me(asked: Call) -> object:
     return {"name": grant.name} | {name: sorted(getattr(grant, name)) for name in ("verbs", "apps", "tables")}
 
 
-@endpoint("/apps/{app}/bisect", verb="bisect", methods=("POST",), streams=True)
-async def bisect(
-    asked: Call,
-    app: AppName,
-    where: Predicate = "",
-    check: Condition = "",
-    table: OfTable = "",
-    good: Good = "",
-    bad: Bad = "",
-    edge: Edge = "",
-    limit: Limit = 1_000,
-) -> AsyncIterator[bytes]:
+@endpoint("/apps/{app}/bisect", verb="bisect", methods=("POST",), streams=True, also=SearchAsked)
+async def bisect(asked: Call, app: AppName, limit: Limit = 1_000, **wrong: Any) -> AsyncIterator[bytes]:
     """Server-sent events: `probe` for each moment that is looked at, then `found`, the first bad commit, or `error`.
 
     What is found is the document of `slackwater bisect --json`, with at most `limit` rows and keys. Whoever goes away
     ends the search.
     """
     asked.grant.check_all_tables("a search through the commits of an app")
-    wrong = SearchAsked(where, check, table, good, bad, edge)
+    search = SearchAsked(**wrong)
     of = await asked.service.in_thread(lambda: asked.app(app))
     asked.service.check_not_busy()
-    return _events(asked, of, wrong, limit)
+    return _events(asked, of, search, limit)
 
 
 async def _events(asked: Call, of: StoredApp, wrong: SearchAsked, limit: int) -> AsyncIterator[bytes]:

@@ -20,10 +20,10 @@ from ...moments.cut.graph import Cut
 from ...moments.query.clauses import understand
 from ...moments.query.sql import Bounds
 from ...search.predicate import Context, Where, check
-from ...search.search import Edge
 from ...search.verdict import Evaluation, Verdict
 from ...store.versions.forgotten import index as forgotten
 from ...store.versions.manifest import Manifest
+from ..declare import Bad, Condition, Edge, Good, OfTable, Predicate
 from ..sql import Statements, here
 
 A = TypeVar("A")
@@ -34,11 +34,11 @@ R = TypeVar("R")
 class SearchAsked:
     """What is wrong, as it was asked, and between which moments."""
 
-    where: str = ""
-    check: str = ""
-    table: str = ""
-    good: str = ""
-    bad: str = ""
+    where: Predicate = ""
+    check: Condition = ""
+    table: OfTable = ""
+    good: Good = ""
+    bad: Bad = ""
     edge: Edge = ""
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class Searcher:
             where = Where(wrong.where, bounds=self._bounds)
             self._bounds.check(understand(wrong.where))
         else:
-            where = self._run(_checked, Condition(app.name, wrong.check, wrong.table, self._bounds))
+            where = self._run(_checked, CheckAsked(app.name, wrong.check, wrong.table, self._bounds))
         good, bad = app.whole_ref(wrong.good or None), app.whole_ref(wrong.bad or None)
         asked = _Elsewhere(where.sql, where.typed, where.bounds, ask=self._rows)
         verdict = app.search(asked, edge=wrong.edge, good=good, bad=bad, on_step=on_step)
@@ -147,7 +147,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class CheckAsked:
     """A condition of which a predicate is to be made."""
 
     app: str
@@ -165,6 +165,6 @@ def _asked(probe: Probe) -> pa.Table:
     return probe.where.rows(at, probe.max_rows)
 
 
-def _checked(asked: Condition) -> Where:
+def _checked(asked: CheckAsked) -> Where:
     asked.bounds.check(understand(asked.text))
     return replace(check(here().store, asked.app, asked.text, asked.table), bounds=asked.bounds)

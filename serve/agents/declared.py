@@ -89,13 +89,13 @@ TOOLS: dict[str, AgentTool] = {}
 
 
 def tool(
-    title: str, *, verb: Verb = "read", is_long: bool = False
+    title: str, *, verb: Verb = "read", is_long: bool = False, also: Callable[..., Any] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function, whose first parameter is `ToolCall`, as a tool of its name."""
+    """Declare a function, whose first parameter is `ToolCall`, as a tool of its name; `also` as of a route."""
 
     def declared(function: Callable[..., Any]) -> Callable[..., Any]:
         name = function.__name__
-        TOOLS[name] = AgentTool(name, title, verb, function, parameters_of(function)[1], is_long)
+        TOOLS[name] = AgentTool(name, title, verb, function, parameters_of(function, also)[1], is_long)
         return function
 
     return declared

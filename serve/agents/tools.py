@@ -1,5 +1,7 @@
 """The tools, a few lines each: what may be asked is their parameters, and their docstrings are what a model reads."""
 
+from typing import Any
+
 from ...moments.query.columns import select
 from ...results import rows as shown_rows
 from ...results import values
@@ -7,8 +9,7 @@ from ...search.verdict import Evaluation
 from ...store.archive import index
 from ..acting.finding import find, prove, run_again
 from ..acting.searching import SearchAsked
-from ..declare import AppName, Bad, Condition, Deep, Edge, Good, KeyOrNone, Moment, OfTable, Stage, Table, TableOrNone
-from ..declare import Predicate as Wrong
+from ..declare import AppName, Deep, KeyOrNone, Moment, Stage, Table, TableOrNone
 from .answers import Document, Told, changes, commit, differing, key_change, time, verdict
 from .countable import countable
 from .declared import (
@@ -191,18 +192,8 @@ async def history(call: ToolCall, app: AppName, table: Table, key: KeyText, limi
     return await call.in_thread(found)
 
 
-@tool("The commit, and record, that made something wrong", verb="bisect", is_long=True)
-async def bisect(
-    call: ToolCall,
-    app: AppName,
-    where: Wrong = "",
-    check: Condition = "",
-    table: OfTable = "",
-    good: Good = "",
-    bad: Bad = "",
-    edge: Edge = "",
-    limit: Some = 5,
-) -> Told:
+@tool("The commit, and record, that made something wrong", verb="bisect", is_long=True, also=SearchAsked)
+async def bisect(call: ToolCall, app: AppName, limit: Some = 5, **wrong: Any) -> Told:
     """The first commit of an app at which something is wrong, and the input record behind it.
 
     A binary search over all commits. Say what is wrong by `where`, a SELECT that returns rows when it is (its key
@@ -213,13 +204,13 @@ async def bisect(
     """
     asked, masking = call.asked, call.masking
     asked.grant.check_all_tables("a search through the commits of an app")
-    wrong = SearchAsked(masking.sql(where), masking.sql(check), table, good, bad, edge)
+    search = SearchAsked(**wrong | {name: masking.sql(wrong[name]) for name in ("where", "check")})
     of = await asked.service.in_thread(lambda: asked.app(app))
 
     def on_step(step: Evaluation) -> None:
         call.progress(step.number, step.total, f"{step.ref or 'the beginning'}: {step.answer}")
 
-    found = await find(asked, of, wrong, on_step)
+    found = await find(asked, of, search, on_step)
     return await call.in_thread(lambda: Told(verdict(found, limit, masking), "keys", found.verdict.rows.num_rows))
 
 

@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { ask, events, path, query } from "./ask.js";
 import { address, before, go, moment } from "./route.js";
-import { Problem, Reading, Time, useAsked } from "./parts.js";
+import { Empty, Problem, Reading, Time, useAsked } from "./parts.js";
 import { Timeline } from "./timeline.js";
 import { Bisect } from "./views/bisect.js";
 import { Key } from "./views/key.js";
@@ -40,7 +40,8 @@ function useCommits(app, onToken) {
           set((old) => ({ ...old, isLive: true }));
           await events(path("apps", app, "commits"), heard, { signal: shown.signal });
         } catch (problem) {
-          if (problem.name === "AbortError" || [401, 403, 404].includes(problem.status)) return;
+          if (problem.name === "AbortError") return;
+          if ([401, 403, 404].includes(problem.status)) return void set((old) => ({ ...old, isLive: false }));
         }
         set((old) => ({ ...old, isLive: false }));
         await new Promise((resolve) => setTimeout(resolve, 2000));
@@ -75,6 +76,7 @@ export function App({ route, me, keys, token, say }) {
   // Each is an object to read: looked for again when one is being taken, or has been.
   const under_way = (here.data?.waiting ?? []).map((each) => each.name).join(" ");
   const taken = useAsked(path("apps", app, "snapshots"), `${token} ${under_way}`);
+  const isNew = isNow && asked.problem?.status === 404 && taken.data; // it is there, as its snapshots can be asked for
   const [search, setSearch] = useState({ probes: [], found: [] });
   const slider = useRef(null);
   const newest = useRef(0);
@@ -108,7 +110,7 @@ export function App({ route, me, keys, token, say }) {
       const current = view === name || (name === "rows" && view === "key");
       return html`<li><a href=${address({ ...route, view: name, names: name === "rows" ? route.names.slice(0, 1) : [], key: "", where: "" })} aria-current=${current ? "page" : undefined}>${label}</a></li>`;
     })}</ul></nav>
-    <${Problem} problem=${here.problem} />
+    ${isNew ? html`<${Empty}>This app has no version yet; <code>slackwater run FILE</code> starts it.<//>` : html`<${Problem} problem=${here.problem} />`}
     <div class="view" id="view" tabindex="-1"><${View} key=${view} ...${shared} />${here.isBusy && !here.data && html`<${Reading} />`}</div>
   </main>`;
 }

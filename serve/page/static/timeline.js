@@ -73,7 +73,7 @@ export function Timeline({ app, at, atMs, against, againstMs, found, probes, liv
   };
   control.current = { move: (by) => move(here + by), to: move, zoomIn, zoomOut, toMark, last, focus: () => track.current?.focus() };
 
-  if (!points.length) return html`<div class="timeline empty">${asked.problem ? asked.problem.message : ""}</div>`;
+  if (!points.length) return html`<div class="timeline empty">${asked.problem ? (asked.problem.status === 404 ? "" : asked.problem.message) : asked.data ? "No commit yet." : ""}</div>`;
   const onPointer = (event) => {
     if (event.type === "pointerdown") event.currentTarget.setPointerCapture(event.pointerId);
     else if (!event.currentTarget.hasPointerCapture(event.pointerId)) return;

@@ -18,7 +18,7 @@ export function span(ms) {
   const s = Math.round(Math.abs(ms) / 1000);
   if (s < 60) return `${s} s`;
   if (s < 3600) return `${Math.floor(s / 60)} min${s % 60 && s < 600 ? ` ${s % 60} s` : ""}`;
-  if (s < 86_400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  if (s < 86_400) return `${Math.floor(s / 3600)} h${s % 3600 < 60 ? "" : ` ${Math.floor((s % 3600) / 60)} min`}`;
   return `${Math.floor(s / 86_400)} d${s < 3 * 86_400 ? ` ${Math.floor((s % 86_400) / 3600)} h` : ""}`;
 }
 

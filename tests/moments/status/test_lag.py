@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from slackwater.cli.reporter import idle
 from slackwater.errors import Corruption
+from slackwater.moments.cut.graph import Cut
 from slackwater.moments.status.lag import (
     RUNNERS,
     Beat,
@@ -19,6 +20,7 @@ from slackwater.moments.status.lag import (
     sink_lags,
     sweep,
 )
+from slackwater.moments.status.overview import stages_at
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions.manifest import Input, Manifest, Output, Sink
@@ -149,6 +151,12 @@ def test_a_damaged_sign_of_life_is_told() -> None:
         beats(store, "a", NOW_MS)
 
 
+def test_at_a_moment_of_the_past_it_is_known_what_a_sink_was_given() -> None:
+    writer = head("s", 9, sinks={"alerts": Sink("a-s-alerts-sink", 30, since=4, rows=0, sent=25)})
+    (stage,) = stages_at(Cut(writer.app, {"s": writer}))
+    assert [(each.name, each.place, each.sent) for each in stage.sinks] == [("alerts", None, 25)]
+
+
 def test_a_sink_is_behind_by_its_rows_and_the_versions_since() -> None:
     writer = head("s", 9, sinks={"alerts": Sink("a-s-alerts-sink", 30, since=4, rows=0, sent=25)})
     for place, expected in (
@@ -157,5 +165,5 @@ def test_a_sink_is_behind_by_its_rows_and_the_versions_since() -> None:
         (Place(8, 30, 25), (8, 0, 0)),
     ):
         (lag,) = sink_lags(writer, {"alerts": place})
-        assert (lag.name, lag.topic) == ("alerts", "a-s-alerts-sink")
+        assert (lag.name, lag.topic, lag.sent) == ("alerts", "a-s-alerts-sink", 25)
         assert (lag.place, lag.rows, lag.versions) == expected

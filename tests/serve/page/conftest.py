@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from slackwater.instants import now_ms
 from slackwater.store.objects.local import LocalStore
+from slackwater.store.versions.apps import ensure_app
+from slackwater.store.versions.manifest import AppInfo
 
 from tests.serve.conftest import serving
 from tests.serve.page import story
@@ -21,9 +24,10 @@ expect.set_options(timeout=WAIT_MS)
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """The app of the story; beside it in the store one of hostile names and values."""
+    """The app of the story; beside it in the store one of hostile names and values, and one that never ran."""
     store = LocalStore(tmp_path_factory.mktemp("told") / "store")
     story.hostile(store)
+    ensure_app(store, AppInfo("new", now_ms()))
     return story.written(store)
 
 

@@ -71,6 +71,14 @@ def test_axe_finds_nothing_of_a_search_and_of_the_keys(look: Open) -> None:
     assert violations(page) == []
 
 
+def test_an_app_that_never_ran_says_so(look: Open) -> None:
+    page = look("#/new")
+    expect(page.get_by_text("This app has no version yet")).to_be_visible()
+    expect(page.get_by_text("not connected")).to_be_visible()
+    assert page.get_by_role("alert").count() == 0
+    assert violations(page) == []
+
+
 def test_hostile_values_are_text(look: Open) -> None:
     page = look("#/hostile/rows/table?at=table@v2&against=table@v1")
     cells = page.locator("table.rows tbody a")

@@ -20,6 +20,8 @@ export function Apps({ token }) {
   </main>`;
 }
 
+const some = (names) => (names.length > 6 ? `${names.slice(0, 5).join(", ")} and ${count(names.length - 5)} more tables` : names.join(", ") || "no table");
+
 function Card({ name, token }) {
   const found = useAsked(path("apps", name, "at", "now", "stages"), token);
   const stages = found.data?.stages ?? [];
@@ -28,9 +30,9 @@ function Card({ name, token }) {
   const waiting = stages.reduce((sum, stage) => sum + stage.rejected_waiting, 0);
   return html`<li class="card">
     <a class="title" data-row href=${address({ app: name })}>${name}</a>
-    ${found.data && html`<p>${plural(stages.length, "stage")}, ${running ? `${count(running)} running` : "none running"}; last commit ${ago(found.data.time_ms)}</p>
-      <p class="note">${Object.keys(found.data.tables).join(", ") || "no table"} · ${size(bytes)}${found.data.origin?.app ? ` · clone of ${found.data.origin.app}` : ""}</p>`}
+    ${found.data && html`<p>${plural(stages.length, "stage")}, ${running ? `${count(running)} running` : "none running"}; last commit <span class="whole">${ago(found.data.time_ms)}</span></p>
+      <p class="note">${some(Object.keys(found.data.tables))} · <span class="whole">${size(bytes)}</span>${found.data.origin?.app ? ` · clone of ${found.data.origin.app}` : ""}</p>`}
     ${waiting > 0 && html`<p class="warn">${plural(waiting, "rejected record")} waiting</p>`}
-    ${found.problem && html`<p class="warn">${found.problem.message}</p>`}
+    ${found.problem && (found.problem.status === 404 ? html`<p class="note">no version yet</p>` : html`<p class="warn">${found.problem.message}</p>`)}
   </li>`;
 }

@@ -7,6 +7,7 @@ import { ago, count, plural, time } from "../words.js";
 const WIDE = { w: 178, h: 78, gap: 76, beside: 22 };
 const NARROW = { w: 210, h: 78, gap: 44, beside: 12 };
 const SMALL = 36;
+const MOST_NAMES = 24;
 
 // Nodes with their depth, and edges between them, of what the stages say of themselves.
 function graphOf(stages, tables) {
@@ -40,7 +41,7 @@ function graphOf(stages, tables) {
 }
 
 // Where each node is. Nodes of one depth lie beside each other, in the order of those before them.
-function laidOut({ nodes, edges }, isDown) {
+function laidOut({ nodes, edges }, isDown, room) {
   // Channels have their names between stages.
   const longest = Math.max(0, ...edges.map((edge) => edge.name.length));
   const size = isDown ? NARROW : { ...WIDE, gap: Math.min(200, Math.max(WIDE.gap, 20 + longest * 6.2)) };
@@ -50,6 +51,8 @@ function laidOut({ nodes, edges }, isDown) {
   let along = 0;
   const widest = Math.max(...layers.map((layer) => layer.length));
   const across = widest * ((isDown ? size.w : size.h) + size.beside) - size.beside;
+  // What does not fit begins where one looks first.
+  const isLarge = across > (isDown ? room : 900);
   for (const layer of layers) {
     const middle = (node) => {
       const from = edges.filter((edge) => edge.to === node.id).map((edge) => at.get(edge.from)?.mid ?? 0);
@@ -58,7 +61,7 @@ function laidOut({ nodes, edges }, isDown) {
     const sorted = [...layer].sort((a, b) => middle(a) - middle(b));
     const taken = sorted.length * ((isDown ? size.w : size.h) + size.beside) - size.beside;
     sorted.forEach((node, number) => {
-      const start = (across - taken) / 2 + number * ((isDown ? size.w : size.h) + size.beside);
+      const start = (isLarge ? 0 : (across - taken) / 2) + number * ((isDown ? size.w : size.h) + size.beside);
       const h = node.kind === "stage" ? size.h : SMALL;
       const box = isDown
         ? { x: start, y: along + (size.h - h) / 2, w: size.w, h }
@@ -81,17 +84,18 @@ export function Graph({ here, route, isNow }) {
   }, []);
   const graph = graphOf(here.stages, here.tables);
   const isDown = room < 640;
-  const { at, width, height } = laidOut(graph, isDown);
+  const { at, width, height } = laidOut(graph, isDown, room);
+  const isDense = graph.edges.length > MOST_NAMES;
   return html`<div class="scroll graph" ref=${box} tabindex="0" role="region" aria-label="Stages and what they read and send">
     <svg width=${width + 4} height=${height + 4} viewBox=${`-2 -2 ${width + 4} ${height + 4}`}>
       <defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" /></marker></defs>
-      ${graph.edges.map((edge) => html`<${Edge} edge=${edge} from=${at.get(edge.from)} to=${at.get(edge.to)} isDown=${isDown} waiting=${here.waiting} />`)}
+      ${graph.edges.map((edge) => html`<${Edge} edge=${edge} from=${at.get(edge.from)} to=${at.get(edge.to)} isDown=${isDown} isDense=${isDense} waiting=${here.waiting} />`)}
       ${graph.nodes.map((node) => html`<${Node} node=${node} box=${at.get(node.id)} route=${route} tables=${here.tables} isNow=${isNow} waiting=${here.waiting} />`)}
     </svg>
   </div>`;
 }
 
-function Edge({ edge, from, to, isDown, waiting }) {
+function Edge({ edge, from, to, isDown, isDense, waiting }) {
   const [x1, y1] = isDown ? [from.x + from.w / 2, from.y + from.h] : [from.x + from.w, from.y + from.h / 2];
   const [x2, y2] = isDown ? [to.x + to.w / 2, to.y] : [to.x, to.y + to.h / 2];
   const bend = (isDown ? y2 - y1 : x2 - x1) / 2;
@@ -101,8 +105,8 @@ function Edge({ edge, from, to, isDown, waiting }) {
   // A marker is on the way where the sender has recorded its version, and the reader awaits it.
   const markers = (waiting ?? []).filter((each) => isOnTheWay(each, edge));
   return html`<g class="edge">
-    <path d=${d} marker-end="url(#tip)" />
-    ${edge.name && html`<text x=${isDown ? x + 8 : x} y=${isDown ? y + 4 : y - 7} text-anchor=${isDown ? "start" : "middle"}>${edge.name}</text>`}
+    <path d=${d} marker-end="url(#tip)">${edge.name && html`<title>${edge.name}</title>`}</path>
+    ${edge.name && !isDense && html`<text x=${isDown ? x + 8 : x} y=${isDown ? y + 4 : y - 7} text-anchor=${isDown ? "start" : "middle"}>${edge.name}</text>`}
     ${behind > 0 && html`<text class="behind" x=${isDown ? x - 8 : x} y=${isDown ? y + 4 : y + 16} text-anchor=${isDown ? "end" : "middle"}>${count(behind)} behind</text>`}
     ${markers.map((each) => html`<g class="marker"><path d=${`M${x} ${y - 7}l7 7l-7 7l-7 -7z`} /><title>the marker of ${each.name} is on its way</title></g>`)}
   </g>`;
@@ -125,14 +129,15 @@ function Node({ node, box, route, tables, isNow, waiting }) {
   const lines = [table ? `${stage.keys_exact ? "" : "≤ "}${plural(stage.keys, "key")}` : "no table", stage.watermark_ms ? `watermark ${time(stage.watermark_ms)}` : `committed ${ago(stage.time_ms)}`];
   const recorded = waiting.filter((each) => each.stages[stage.stage]?.version != null);
   const body = html`<rect x=${x} y=${y} width=${w} height=${h} rx="8" />
-    <text class="name" x=${x + 14} y=${y + 25}>${short(stage.stage, 15)}<title>${stage.stage}</title></text>
+    <text class="name" x=${x + 14} y=${y + 25}>${short(stage.stage, 14)}<title>${stage.stage}</title></text>
     <text class="version" x=${x + w - 12} y=${y + 25} text-anchor="end">v${stage.version}</text>
     ${lines.map((line, number) => html`<text class="line" x=${x + 14} y=${y + 46 + number * 17}>${line}</text>`)}
-    ${isNow && html`<circle class=${stage.runner ? "runs" : "rests"} cx=${x + w - 14} cy=${y + h - 14} r="4"><title>${stage.runner ? `runs: ${stage.runner}` : stage.runner == null ? "nobody knows whether it runs" : "nobody runs it"}</title></circle>`}
-    ${recorded.map((each, number) => html`<path class="recorded" d=${`M${x + w - 30 - number * 14} ${y + h - 20}l6 6l-6 6l-6 -6z`}><title>has recorded its part of ${each.name}</title></path>`)}`;
+    ${isNow && html`<circle class=${stage.runner ? "runs" : "rests"} cx=${x + w - 16} cy=${y + 42} r="4"><title>${stage.runner ? `runs: ${stage.runner}` : stage.runner == null ? "nobody knows whether it runs" : "nobody runs it"}</title></circle>`}
+    ${recorded.map((each, number) => html`<path class="recorded" d=${`M${x + w - 32 - number * 14} ${y + 36}l6 6l-6 6l-6 -6z`}><title>has recorded its part of ${each.name}</title></path>`)}`;
   return table
     ? html`<a class="node stage" href=${address({ ...route, view: "rows", names: [table] })} aria-label=${`${stage.stage} v${stage.version}, ${lines.join(", ")}: rows of ${table}`}>${body}</a>`
     : html`<g class="node stage">${body}</g>`;
 }
 
-const short = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+// Names that begin alike often differ at their end.
+const short = (text, most) => (text.length > most ? `${text.slice(0, Math.ceil((most - 1) * 0.6))}…${text.slice(-Math.floor((most - 1) * 0.4))}` : text);

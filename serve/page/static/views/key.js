@@ -8,6 +8,7 @@ import { command, offsets, plural, printable, shortened, tick, value } from "../
 
 const LIMIT = 500;
 const HEIGHT = 220;
+const MOST_PAIRS = 12;
 const INKS = ["--ink-1", "--ink-2", "--ink-3", "--ink-4", "--ink-5"];
 
 export function Key({ route, live, here }) {
@@ -54,7 +55,7 @@ function columnsOf(changes) {
 // Step lines: a value holds until the next change.
 function Plot({ changes, route }) {
   const names = useMemo(() => columnsOf(changes), [changes]);
-  const [hidden, setHidden] = useState(new Set());
+  const [hidden, setHidden] = useState(() => new Set(names.slice(INKS.length))); // as many as there are colours
   const [at, setAt] = useState(null);
   const box = useRef(null);
   const oldest = useMemo(() => [...changes].reverse(), [changes]);
@@ -79,7 +80,7 @@ function Plot({ changes, route }) {
       const options = {
         width: box.current.clientWidth, height: HEIGHT, cursor: { points: { size: 6 } }, legend: { show: false },
         hooks: { setCursor: [(of) => setAt(of.cursor.idx ?? null)] },
-        scales: Object.fromEntries(shown.map((name, number) => [`y${number > 1 ? 1 : number}`, {}])),
+        scales: { ...Object.fromEntries(shown.map((name, number) => [`y${number > 1 ? 1 : number}`, {}])), ...(long ? {} : { x: { range: () => [oldest[0].time_ms / 1000 - 30, oldest[0].time_ms / 1000 + 30] } }) },
         series: [{}, ...shown.map((name, number) => ({ label: name, scale: `y${number > 1 ? 1 : number}`, stroke: colour(INKS[names.indexOf(name) % INKS.length]), width: 1.75, paths: uPlot.paths.stepped({ align: 1 }), points: { show: oldest.length < 80, size: 4 } }))],
         axes: [{ ...axis, values: times }, side("y0"), ...(shown.length > 1 ? [{ ...side("y1"), side: 1, grid: { show: false } }] : [])],
       };
@@ -111,9 +112,11 @@ function Plot({ changes, route }) {
   }, [changes, shown.join(" ")]);
   const toggle = (name) => setHidden((old) => (old.has(name) ? new Set([...old].filter((each) => each !== name)) : new Set([...old, name])));
   if (!names.length) return null;
+  const label = (name, number) => html`<label><input type="checkbox" checked=${!hidden.has(name)} onChange=${() => toggle(name)} /><span class="ink" style=${{ background: `var(${INKS[number % INKS.length]})` }}></span>${printable(name)}${oldest[at] && !hidden.has(name) ? html` <strong>${value(oldest[at].after?.[name])}</strong>` : ""}</label>`;
+  const most = INKS.length * 2;
   return html`<figure class="plot">
     <div ref=${box} role="img" aria-label=${`${shown.join(", ")} over time; the table below has each change`}></div>
-    <figcaption>${names.map((name, number) => html`<label><input type="checkbox" checked=${!hidden.has(name)} onChange=${() => toggle(name)} /><span class="ink" style=${{ background: `var(${INKS[number % INKS.length]})` }}></span>${printable(name)}${oldest[at] && !hidden.has(name) ? html` <strong>${value(oldest[at].after?.[name])}</strong>` : ""}</label>`)}${oldest[at] && html`<span class="note">v${oldest[at].version}, <${Time} ms=${oldest[at].time_ms} /></span>`}</figcaption>
+    <figcaption>${names.slice(0, most).map(label)}${names.length > most && html`<details><summary>${plural(names.length - most, "more column")}</summary>${names.slice(most).map((name, at_) => label(name, most + at_))}</details>`}${oldest[at] && html`<span class="note">v${oldest[at].version}, <${Time} ms=${oldest[at].time_ms} /></span>`}</figcaption>
   </figure>`;
 }
 
@@ -127,13 +130,15 @@ function Changes({ changes, route }) {
 function Change({ change, route }) {
   const { stage, version, before, after } = change;
   const names = Object.keys(after ?? before ?? {}).filter((name) => !before || !after || value(before[name]) !== value(after[name]));
-  const side = (row) => (row ? names.map((name) => html`<span class="pair"><span class="note">${printable(name)}</span> ${shortened(value(row[name]))}</span>`) : html`<span class="note">no row</span>`);
+  const [isWhole, setWhole] = useState(names.length <= MOST_PAIRS);
+  const side = (row) => (row ? (isWhole ? names : names.slice(0, MOST_PAIRS)).map((name) => html`<span class="pair"><span class="note">${printable(name)}</span> ${shortened(value(row[name]))}</span> `) : html`<span class="note">no row</span>`);
+  const rest = !isWhole && html`<button type="button" class="quiet" onClick=${() => setWhole(true)} aria-label=${`All columns of v${version}`}>${plural(names.length - MOST_PAIRS, "more column")}</button>`;
   const what = change.expired ? "expired" : change.inherited ? `${change.change}, ${change.inherited}` : change.change;
   const to = { ...route, view: "rows", names: [route.names[0]], at: versionOf(stage, version), against: version > 1 ? versionOf(stage, version - 1) : "" };
   return html`<tr>
     <td><${Time} ms=${change.time_ms} /></td>
     <td><a data-row href=${address(to)} title="what this version changed">v${version}</a></td>
-    <td>${what}${change.gap ? ", several at once" : ""}</td><td>${side(before)}</td><td>${side(after)}</td>
+    <td>${what}${change.gap ? ", several at once" : ""}</td><td>${side(before)}</td><td>${side(after)}${rest}</td>
     <td><${Behind} app=${route.app} stage=${stage} version=${version} windows=${change.windows} /></td>
   </tr>`;
 }

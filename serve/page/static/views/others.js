@@ -13,8 +13,8 @@ export function Left({ route, live, here }) {
   const records = asked.data?.records ?? [];
   return html`<h2>Rejected records</h2>
     <${Problem} problem=${asked.problem} />
-    ${asked.data && html`<p class="note">${Object.entries(asked.data.total).map(([stage, total]) => `${stage}: ${count(asked.data.waiting[stage])} waiting of ${count(total)}`).join("; ") || "no stage rejected a record"}</p>
-    <${Grid} label="Rejected records" empty="Nothing was rejected." columns=${[["stage"], ["record"], ["rejected"], ["error"], ["value"], ["attempts", "right"], ["now"]]}
+    ${asked.data && html`${Object.keys(asked.data.total).length > 0 && html`<p class="note">${Object.entries(asked.data.total).map(([stage, total]) => `${stage}: ${count(asked.data.waiting[stage])} waiting of ${count(total)}`).join("; ")}</p>`}
+    <${Grid} label="Rejected records" empty="No stage rejected a record." columns=${[["stage"], ["record"], ["rejected"], ["error"], ["value"], ["attempts", "right"], ["now"]]}
       rows=${records.map((each) => [each.stage, each.address, html`<${Time} ms=${each.rejected_ms} />`, shortened(`${each.error}: ${each.message.split("\n")[0]}`), html`<code>${shortened(textOf(each.value))}</code>`, count(each.attempts), each.retried == null ? "waits" : `retried by v${each.retried}`])} />`}
     <h2>Late records</h2>
     <${Grid} label="Late records" empty="None came too late for its window, or too far ahead of the clock." columns=${[["stage"], ["late", "right"], ["too far ahead", "right"], ["watermark"]]}

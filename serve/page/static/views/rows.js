@@ -7,6 +7,7 @@ import { Command, Empty, Problem, Reading, useAsked } from "../parts.js";
 import { command, count, identifier, isNumber, keyText, plural, printable, ref, shortened, value } from "../words.js";
 
 const LIMIT = 100;
+const MOST_CHIPS = 12;
 
 export function Rows(props) {
   const { route, here } = props;
@@ -14,8 +15,9 @@ export function Rows(props) {
   if (!here) return null;
   if (!tables.length) return html`<${Empty}>No stage of this app keeps state at this moment.<//>`;
   const table = route.names[0] || tables[0];
+  const to = (name) => ({ ...route, view: "rows", names: [name], where: "", key: "" });
   return html`<div class="tools">
-      <ul class="chips" aria-label="Tables">${tables.map((name) => html`<li><a href=${address({ ...route, view: "rows", names: [name], where: "", key: "" })} aria-current=${name === table ? "true" : undefined}>${name}</a></li>`)}</ul>
+      ${tables.length > MOST_CHIPS ? html`<label class="note">table <select onChange=${(event) => go(to(event.target.value))}>${[...new Set([table, ...tables])].map((name) => html`<option value=${name} selected=${name === table}>${name}</option>`)}</select></label>` : html`<ul class="chips" aria-label="Tables">${tables.map((name) => html`<li><a href=${address(to(name))} aria-current=${name === table ? "true" : undefined}>${name}</a></li>`)}</ul>`}
       <${Filter} route=${route} table=${table} me=${props.me} />
     </div>
     <${route.where ? Queried : route.key ? One : Paged} key=${table} ...${props} table=${table} />`;
@@ -55,7 +57,7 @@ function Paged({ route, at, table, live, isNow, than }) {
   return html`<${Problem} problem=${asked.problem} />
     ${!found && asked.isBusy && html`<${Reading} />`}
     ${found && isDiffering && route.against && html`<${Differing} route=${route} at=${at} table=${table} live=${live} isNow=${isNow} columns=${found.columns} onBack=${() => setDiffering(false)} />`}
-    ${found && !(isDiffering && route.against) && html`<p class="note" aria-live="off">${table} v${found.version}${starts.length > 1 ? `, page ${starts.length}` : ""}: ${plural(found.rows.length, "row")} of at most ${count(found.keys_at_most)}, as they are stored${route.against && than ? `; ${changed ? plural(changed, "differs", "differ") : "none differs"} here` : ""}</p>
+    ${found && !(isDiffering && route.against) && html`<p class="note" aria-live="off">${table} v${found.version}${starts.length > 1 ? `, page ${starts.length}` : ""}: ${plural(found.rows.length, "row")} of at most ${count(found.keys_at_most)}${found.columns.length > 20 ? `, ${plural(found.columns.length, "column")}` : ""}, as they are stored${route.against && than ? `; ${changed ? plural(changed, "differs", "differ") : "none differs"} here` : ""}</p>
       <${Table} label=${`Rows of ${table}`} found=${found} route=${route} table=${table} isBusy=${asked.isBusy} />
       <div class="pages">
         <button type="button" disabled=${starts.length < 2} onClick=${() => setStarts(starts.slice(0, -1))}>Back</button>
@@ -110,9 +112,10 @@ function Differing({ route, at, table, live, isNow, columns, onBack }) {
 export function Table({ label, found, route, table, isBusy = false }) {
   const { columns, rows, changes = [], before = [] } = found;
   if (!rows.length) return html`<${Empty}>There is no row here.<//>`;
+  const pinned = columns.find((column) => column.key);
   return html`<div class=${`scroll ${isBusy ? "busy" : ""}`} tabindex="0" role="region" aria-label=${label}>
     <table class="grid rows">
-      <thead><tr>${changes.length > 0 && html`<th scope="col"><span class="unseen">change</span></th>`}${columns.map((each) => html`<th scope="col" class=${isNumber(each.type) ? "right" : ""} title=${each.type}>${printable(each.name)}${each.key && html`<span class="keymark" title="key"> key</span>`}</th>`)}</tr></thead>
+      <thead><tr>${changes.length > 0 && html`<th scope="col"><span class="unseen">change</span></th>`}${columns.map((each) => html`<th scope="col" class=${`${isNumber(each.type) ? "right" : ""} ${each === pinned ? "pinned" : ""}`} title=${each.type}>${printable(each.name)}${each.key && html`<span class="keymark" title="key"> key</span>`}</th>`)}</tr></thead>
       <tbody>${rows.map((row, at) => html`<${Row} columns=${columns} row=${row ?? before[at]} change=${changes[at]} was=${row ? before[at] : null} withChange=${changes.length > 0} route=${route} table=${table} />`)}</tbody>
     </table>
   </div>`;
@@ -121,14 +124,14 @@ export function Table({ label, found, route, table, isBusy = false }) {
 const SIGN = { added: "+", removed: "−", changed: "~" };
 
 function Row({ columns, row, change, was, withChange, route, table }) {
-  const isFirst = (each) => each === columns.find((column) => column.key);
+  const first = columns.find((column) => column.key);
   return html`<tr class=${change || ""}>
     ${withChange && html`<td class="sign" title=${change || "the same"}>${SIGN[change] ?? ""}<span class="unseen">${change || ""}</span></td>`}
     ${columns.map((each) => {
       const text = value(row[each.name]);
       const old = was && value(was[each.name]) !== text ? value(was[each.name]) : null;
-      const shape = `${isNumber(each.type) ? "right" : ""} ${text.length > 48 ? "long" : ""} ${row[each.name] == null ? "null" : ""} ${old != null ? "differs" : ""}`;
-      const inner = isFirst(each) ? html`<a data-row href=${address({ ...route, view: "key", names: [table, keyText(columns, row)], key: "", where: "" })}>${shortened(text)}</a>` : shortened(text);
+      const shape = `${isNumber(each.type) ? "right" : ""} ${text.length > 48 ? "long" : ""} ${row[each.name] == null ? "null" : ""} ${old != null ? "differs" : ""} ${each === first ? "pinned" : ""}`;
+      const inner = each === first ? html`<a data-row href=${address({ ...route, view: "key", names: [table, keyText(columns, row)], key: "", where: "" })}>${shortened(text)}</a>` : shortened(text);
       return html`<td class=${shape}>${old != null && html`<del>${shortened(old)}</del> `}${inner}</td>`;
     })}
   </tr>`;
