@@ -20,7 +20,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import Manifest, Promotion, Sink, SinkKind
-from .standing import short_of
+from .standing import Place, short_of
 
 
 class Promotable(Protocol):
@@ -93,7 +93,7 @@ class Switch:
         def requires(head: Manifest) -> bool:
             if head.promotion == mark:
                 return False
-            if why := short_of(store, head, mark.at):
+            if why := short_of(store, head, Place(mark.at, mark.clock_ms)):
                 raise MovedOn(why)
             return True
 
