@@ -1,7 +1,9 @@
-"""Kafka with an app's input archive behind it: what Kafka has lost is read there, and nobody knows which answered.
+"""Kafka with an app's input archive behind it: what the archive has is read there, and nobody knows which answered.
 
-Kafka is asked first. Where a topic was deleted and made anew under its name, its offsets name other records: then the
-archive, which knows the topic's id, alone answers for the past.
+Who reads the past asks the archive first: it has columns, where Kafka has records, and its reading is no load on
+Kafka's brokers. Who reads on asks Kafka first, and the archive for what Kafka has lost. Where a topic was deleted and
+made anew under its name, its offsets name other records: then the archive, which knows the topic's id, alone answers
+for the past.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import Gone, Refused
+from ...store.archive.extents import Extent, common
 from ...store.archive.reading import Archives, TopicArchives
 from ...store.objects.protocol import ObjectStore
 from .columns import ArchivedMessages
@@ -32,8 +35,8 @@ class ArchivedKafka:
     kafka: Kafka = field(repr=False)
     archives: Archives = field(repr=False)
     of_past: bool = True
-    """Whether a topic's id is looked at before it is read, as offsets of the past may be those of an earlier topic;
-    else only where Kafka has not all of a range."""
+    """Whether the archive is asked first, and a topic's id looked at before it is read, as offsets of the past may be
+    those of an earlier topic; else only where Kafka has not all of a range."""
     _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     """Topics' ids, of those that have archives."""
 
@@ -89,10 +92,21 @@ class ArchivedKafka:
     def read(
         self, topic: str, partition: int, start: int, end: int, *, patience_s: float, gone: list[Gone] | None = None
     ) -> Iterator[Sequence[Message]]:
-        at, archive = start, self._archive(topic) if self.of_past else None
-        if archive is not None and (why := self._no_topic(topic, archive)):
-            yield from _archived(archive, partition, at, end, gone, why)
-            return
+        archive = self._archive(topic) if self.of_past else None
+        if archive is not None:
+            if why := self._no_topic(topic, archive):
+                yield from _archived(archive, partition, start, end, gone, why)
+                return
+            for part in common((Extent(partition, start, end),), archive.covered(partition)):
+                yield from self._of_kafka(topic, partition, start, part.first, patience_s, gone)
+                yield from _archived(archive, partition, part.first, part.end, gone, _LOST)
+                start = part.end
+        yield from self._of_kafka(topic, partition, start, end, patience_s, gone)
+
+    def _of_kafka(
+        self, topic: str, partition: int, at: int, end: int, patience_s: float, gone: list[Gone] | None
+    ) -> Iterator[Sequence[Message]]:
+        """What Kafka has of a range, and for what it has lost the archive."""
         while at < end:
             try:
                 for messages in self.kafka.read(topic, partition, at, end, patience_s=patience_s):

@@ -256,7 +256,7 @@ class Runner:
         return replace(draft, inputs=read, sinks=sinks, event_time=event_time)
 
     def _waiting(self, head: Manifest) -> dict[bytes, int]:
-        """The rows of `alerts` that have not fallen due, and when they do: the table. None waits as an app is cloned."""
+        """The rows of `alerts` that have not fallen due, with the time when they do; none waits as an app is cloned."""
         kept: dict[bytes, int] = {}
         first = history.first_version(self.store, head.app, "alerts")
         at = history.read(self.store, head.app, "alerts", first).inputs["passed"]
