@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import Gone, Refused
+from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent, common
 from ...store.archive.reading import Archives, TopicArchives
 from ...store.objects.protocol import ObjectStore
@@ -37,6 +38,8 @@ class ArchivedKafka:
     of_past: bool = True
     """Whether the archive is asked first, and a topic's id looked at before it is read, as offsets of the past may be
     those of an earlier topic; else only where Kafka has not all of a range."""
+    columns: Sequence[str] = tuple(SCHEMA.names)
+    """Those of an archive that its messages have: who needs no others reads it in half the time."""
     _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     """Topics' ids, of those that have archives."""
 
@@ -95,11 +98,11 @@ class ArchivedKafka:
         archive = self._archive(topic) if self.of_past else None
         if archive is not None:
             if why := self._no_topic(topic, archive):
-                yield from _archived(archive, partition, start, end, gone, why)
+                yield from self._of_archive(archive, Extent(partition, start, end), gone, why)
                 return
             for part in common((Extent(partition, start, end),), archive.covered(partition)):
                 yield from self._of_kafka(topic, partition, start, part.first, patience_s, gone)
-                yield from _archived(archive, partition, part.first, part.end, gone, _LOST)
+                yield from self._of_archive(archive, part, gone, _LOST)
                 start = part.end
         yield from self._of_kafka(topic, partition, start, end, patience_s, gone)
 
@@ -116,12 +119,29 @@ class ArchivedKafka:
             except Refused as error:
                 until, archive = self._begins(topic, partition, end, error), self._archive(topic)
                 if until > at and archive is not None and not self._is_other(topic, archive):
-                    yield from _archived(archive, partition, at, until, gone, _LOST)
+                    yield from self._of_archive(archive, Extent(partition, at, until), gone, _LOST)
                 elif gone is not None and isinstance(error, Gone):
                     gone.append(error)
                 else:
                     raise
                 at = max(at, until)
+
+    def _of_archive(
+        self, archive: TopicArchives, wanted: Extent, gone: list[Gone] | None, why: str
+    ) -> Iterator[Sequence[Message]]:
+        """What archives have of a range. Raises `Gone` behind what is before a gap, unless there is a list for it."""
+        partition, first, end = wanted.partition, wanted.first, wanted.end
+        lacking = archive.lacks(partition, first, end)
+        errors = [archive.gap(each, why) for each in lacking]
+        if gone is not None:
+            gone += errors
+        elif lacking:
+            end = lacking[0].first
+        for records in archive.rows(partition, first, end, self.columns):
+            for at in range(0, records.num_rows, _CHUNK):
+                yield ArchivedMessages(records.slice(at, _CHUNK))
+        if gone is None and errors:
+            raise errors[0]
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
         return self.kafka.send(topic, records, patience_s=patience_s)
@@ -160,20 +180,3 @@ class ArchivedKafka:
         if not isinstance(error, Gone):
             raise error
         return min(end, self.kafka.offsets(topic)[0][partition])
-
-
-def _archived(
-    archive: TopicArchives, partition: int, start: int, end: int, gone: list[Gone] | None, why: str
-) -> Iterator[Sequence[Message]]:
-    """What archives have of a range. Without a list `gone`, raises `Gone` for what they lack, after what is before."""
-    lacking = archive.lacks(partition, start, end)
-    errors = [archive.gap(each, why) for each in lacking]
-    if gone is not None:
-        gone += errors
-    elif lacking:
-        end = lacking[0].first
-    for records in archive.rows(partition, start, end):
-        for first in range(0, records.num_rows, _CHUNK):
-            yield ArchivedMessages(records.slice(first, _CHUNK))
-    if gone is None and errors:
-        raise errors[0]

@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from ... import instants
 from ...fold.records import Position, ranges
+from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent
 from ...store.archive.reading import Archives
 from ...store.objects.counting import CountingStore, SharedCounts
@@ -70,6 +71,8 @@ class _SourceReader(DataSourceStreamReader):
 
     _planner: TopicPlanner | ChannelPlanner
     """Made where it is first used: a reader also travels to workers, which plan nothing."""
+    _needed: frozenset[str] | None = None
+    """The columns that the stage needs; None for all."""
 
     def __init__(self, options: SourceOptions, schema: StructType, private: Private) -> None:
         self._options = options
@@ -129,8 +132,11 @@ class _SourceReader(DataSourceStreamReader):
     @property
     def _archived(self) -> Kafka:
         """Kafka, with what it has lost read from archives; what has an end is of the past, as a trial reads it."""
-        archives = Archives(self._store, *self._options.archives)
-        return ArchivedKafka(self._kafka, archives, of_past=self._options.until is not None)
+        options, columns = self._options, SCHEMA.names
+        if self._needed is not None and not options.spool:
+            columns = [*self._needed.union(self._share.columns if self._share is not None else ())]
+        archives = Archives(self._store, *options.archives)
+        return ArchivedKafka(self._kafka, archives, of_past=options.until is not None, columns=columns)
 
     def _store(self) -> ObjectStore:
         # Spark may have started this process with less than the driver was given since.
