@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import CommitConflict, Fenced, NotFound, Refused, SlackwaterError, Usage
 from slackwater.keep.clone.clone import clone
+from slackwater.keep.maintain.removal import remove_app
 from slackwater.keep.maintain.stages import commit_retired
 from slackwater.keep.promote import hold as holds
 from slackwater.keep.promote.plan import plan
@@ -40,6 +41,7 @@ from ulid import ULID
 from tests.keep.promote.runners import STAGES, Runner, program, started, until_idle
 from tests.models.profiles import scaled
 from tests.pipeline.publish.reader import committed
+from tests.support.collecting import AgingStore
 
 T = TypeVar("T")
 TOPIC, OUT = "in", "out"
@@ -290,6 +292,33 @@ def test_a_promotion_that_is_not_decided_is_withdrawn_by_who_runs_the_old_app_ag
     until_idle(world.runners["s"])
     assert sorted(number for _, number in world.published()) == list(range(9))
     assert apps.NAMES.newest(world.store, "p").number == 2  # type: ignore[union-attr]
+
+
+def test_one_that_is_removed_while_the_promoter_stalls_does_not_get_the_name() -> None:
+    store = AgingStore()
+    world = World(Random(1), store)
+    world.start("s")
+    world.calmly()
+    found, *heads = plan(world.store, "p", "s", InternalTopics(world.kafka))
+    stalled, late = (found.switch(1, Place({TOPIC: (2, 1)}, None), "ada@host") for _ in range(2))
+    stalled.prepare(world.store, InternalTopics(world.kafka), heads, 1)
+
+    def outside(_removal: object) -> None:
+        with pytest.raises(MovedOn, match="s is being removed"):
+            late.prepare(world.store, InternalTopics(world.kafka), heads, 1)
+
+    def pause(seconds: float) -> None:
+        store.clock_ms += round(seconds * 1_000)
+
+    remove_app(store, "s", by="eve@host", now_ms=1 << 42, fence=True, outside=outside, pause=pause)
+    with pytest.raises(MovedOn, match="was withdrawn, by eve@host"):
+        stalled.decide(world.store, 1)
+    world.start("p")
+    world.send(3)
+    until_idle(world.runners["p"])
+    assert apps.folder_of(store, "p") == "p"
+    assert sorted(number for _, number in world.published()) == list(range(6))
+    world.close()
 
 
 def test_one_that_nobody_ran_since_it_was_cloned_is_refused_and_a_migration_is_no_run(world: World) -> None:
