@@ -1,7 +1,9 @@
-"""What a snapshot and a clone cost in store requests, whatever the size of the state."""
+"""What a snapshot and a clone cost, whatever the size of the state: store requests, and of a clone time and bytes."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,12 +14,18 @@ from .support.events import PARTITIONS
 from .support.row import Row
 
 
-def rows(folder: Path, quick: bool) -> list[Row]:
-    """Store requests of a snapshot and of a clone, at 10,000 and at 5,000,000 keys."""
-    small, large = requests(folder, 10_000), requests(folder, 5_000_000)
+def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
+    """Store requests of a snapshot and of a clone, at 10,000 and at 10,000,000 keys; the command that clones."""
+    num_keys = 1_000_000 if quick else 10_000_000
+    small, large = requests(folder, 10_000), requests(folder, num_keys)
+    seconds, copied = command(bootstrap, folder, num_keys)
+    what = f"the command that clones {num_keys:,} keys, Python's start included"
     return [
+        Row.at_most(what, f"{seconds:.1f} s", "3 s", seconds / 3, 1),
+        Row(f"{what}: SSTs copied", str(copied), "none", copied, "= 0", not copied),
+    ] + [
         Row(
-            f"store requests of a {verb}, 5,000,000 keys",
+            f"store requests of a {verb}, {num_keys:,} keys",
             str(large[verb]),
             f"10,000 keys: {small[verb]}",
             large[verb] / small[verb],
@@ -26,6 +34,15 @@ def rows(folder: Path, quick: bool) -> list[Row]:
         )
         for verb in ("snapshot", "clone")
     ]
+
+
+def command(bootstrap: str, folder: Path, num_keys: int) -> tuple[float, int]:
+    """The seconds that `slackwater clone` takes for that app, and how many SSTs the clone has under its own name."""
+    root = folder / f"requests-{num_keys}"
+    words = ["clone", "bench@s1", "timed", "--store", str(root), "--kafka", bootstrap]
+    began = time.monotonic()
+    subprocess.run([Path(sys.executable).with_name("slackwater"), *words], check=True, stdout=subprocess.DEVNULL)
+    return time.monotonic() - began, len(list((root / "timed").rglob("*.parquet")))
 
 
 def requests(folder: Path, num_keys: int) -> dict[str, int]:

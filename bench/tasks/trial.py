@@ -1,7 +1,8 @@
-"""A release tried on a million keys and a million records, and on five: what is named, and what a share of keys costs.
+"""A release tried on a million keys and a million records: what is named, and what a share of keys costs.
 
 What a share costs is told beyond what the smallest trial takes, of one record of the same state: in its clone, its
-migration, its query's start and its first batch there is nothing that follows the records or the keys.
+migration, its query's start and its first batch there is nothing that follows the records or the keys. All of it is
+measured twice: the records come from Kafka, and then from the app's input archive.
 
 `python -m bench.tasks.trial BOOTSTRAP FOLDER TOPIC SHARE` tries it in a fresh process and prints JSON: the seconds of
 the trial once Spark's session is there, and how many keys differ, rightly and wrongly. SHARE is `100%` for all keys,
@@ -40,8 +41,7 @@ _OTHER = '(event["arr_delay"] + (F.substring(F.col("key").cast("string"), -7, 7)
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
     """A trial of a program that changes one column of 1,000 keys of as many as records; of all keys, and of 1 %."""
-    for count in (100_000,) if quick else (1_000_000, 5_000_000):
-        yield from _of(bootstrap, folder / str(count), f"{_TOPIC}-{count}", count)
+    yield from _of(bootstrap, folder, _TOPIC, 100_000 if quick else 1_000_000)
 
 
 def _of(bootstrap: str, folder: Path, topic: str, count: int) -> Iterator[Row]:
@@ -50,8 +50,14 @@ def _of(bootstrap: str, folder: Path, topic: str, count: int) -> Iterator[Row]:
     for step, records in (("build", keys), ("follow", keys[::-1]), ("one", keys[:1])):
         fill_legs(bootstrap, topic, records)
         side.run("tasks.trial", bootstrap, folder, topic, step)
+    yield from _shares(bootstrap, folder, topic, count, "from Kafka")
+    side.run("tasks.trial", bootstrap, folder, topic, "archive")
+    yield from _shares(bootstrap, folder, topic, count, "from the input archive")
+
+
+def _shares(bootstrap: str, folder: Path, topic: str, count: int, read: str) -> Iterator[Row]:
     whole, some, least = (side.run("tasks.trial", bootstrap, folder, topic, share) for share in ("100%", "1%", "least"))
-    what = f"trial over {count:,} records of {count:,} keys, of which {_CHANGED:,} differ"
+    what = f"trial over {count:,} records {read}, of {count:,} keys, of which {_CHANGED:,} differ"
     named = f"{whole['right']:,} named, {whole['wrong']:,} wrongly"
     yield Row.at_most(what, named, f"{_CHANGED:,}, and no other", abs(whole["right"] - _CHANGED) + whole["wrong"], 0)
     beyond = [each["seconds"] - least["seconds"] for each in (some, whole)]
@@ -99,7 +105,13 @@ if __name__ == "__main__":
     bootstrap, where, topic, what = sys.argv[1:]
     folder = Path(where)
     old, new = _programs(folder, topic)
-    if what in ("build", "follow", "one"):
+    if what == "archive":
+        import slackwater as sw
+
+        with sw.open(str(folder / "store"), kafka=bootstrap) as client:
+            client.app("bench").archive(since="beginning")
+        print("{}")
+    elif what in ("build", "follow", "one"):
         _work_off(bootstrap, folder, old)
         if name := {"build": "built", "follow": "followed"}.get(what):
             import slackwater as sw

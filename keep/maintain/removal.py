@@ -5,7 +5,8 @@
 2. Wait until these versions have been there for as long as a writer may commit without looking
    (`store.versions.horizon`): one that wakes up after that looks, finds that its history is gone, and stops.
 3. Write the note that the app is being removed. From here on whoever lists its stages, or makes one of its name, is
-   refused. Check once more: whoever pinned a cut before is seen now, and whoever pins one after it sees the note.
+   refused. Check once more: whoever pinned a cut before is seen now, and whoever pins one after it sees the note. So it
+   is with a promotion: one that is prepared and not decided is withdrawn.
 4. Delete its identity, then everything else, the newest versions last, and the note after them. What is left says who
    removed it and when: the app's own log is gone with it.
 5. Of a clone, take away the snapshot that kept what it shared, in the app that it was made from.
@@ -31,6 +32,7 @@ from ...store.versions import apps, history, horizon, keys, limits, notes
 from ...store.versions.manifest import Manifest
 from ..clone.first_versions import topics_of
 from ..gc.inventory import do_all, storage_clock_ms
+from ..promote.switch import give_up
 from .stages import commit_retired
 
 _ALIVE_MS = 60_000
@@ -159,7 +161,8 @@ def remove_app(
         removal = notes.add(store, keys.removing(app), removal)  # or the one that somebody else wrote meanwhile
     if whole or begun is None:
         try:
-            for stage, head in heads_of(store, app, removal.stages).items():
+            newest = heads_of(store, app, removal.stages)
+            for stage, head in newest.items():
                 if not head.retired:
                     raise Refused(
                         f"stage {app}/{stage} was taken over meanwhile, by {head.by}",
@@ -167,6 +170,7 @@ def remove_app(
                     )
             if not force:
                 check_unused(store, app)
+            give_up(store, app, newest.values(), by=by, now_ms=now_ms)
             check_nameless(store, app)
         except Refused:
             store.delete(keys.removing(app))

@@ -27,6 +27,8 @@ class Hold(Struct, frozen=True):
     """Another number each time it is written."""
     until: dict[limits.Topic, limits.Offsets]
     """By users' topic, where to end; a partition that is not named stands still."""
+    clock_ms: limits.SpanMs | None
+    """Up to when rows may fall due by the clock; None for now."""
 
 
 def find(store: ObjectStore, app: str) -> Hold | None:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from msgspec.structs import replace
+
 from ... import instants
 from ...errors import NotFound, Refused, Usage
 from ...moments.cut.moments import heads_of, stages_of
@@ -11,7 +13,7 @@ from ...moments.status.lag import beats
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, Promotion
-from .standing import furthest
+from .standing import Place, furthest
 from .switch import Promotable, Switch, declared, newest_of
 
 Heads = Mapping[str, Manifest]
@@ -58,11 +60,11 @@ class PromotionPlan:
         """Whether the name has gone over already."""
         return self.to == self.over
 
-    def switch(self, number: int, at: Mapping[str, tuple[int, ...]], by: str) -> Switch:
-        """The switch at these offsets."""
+    def switch(self, number: int, at: Place, by: str) -> Switch:
+        """The switch at this place."""
         topics, before = (dict(each) if each is not None else None for each in (self.topics, self.before))
-        promote = Promotion(self.name, number, self.to, dict(at), topics, before)
-        return Switch(promote, Promotion(self.name, number, self.to, dict(at), {}, topics), self.over, by, self.back)
+        promote = Promotion(self.name, number, self.to, dict(at.offsets), at.clock_ms, topics, before)
+        return Switch(promote, replace(promote, sinks={}, before=topics), self.over, by, self.back)
 
 
 def plan(store: ObjectStore, name: str, staging: str, kafka: Promotable) -> tuple[PromotionPlan, Heads, Heads]:

@@ -1,7 +1,8 @@
-"""Where two apps stand on their users' topics, and what keeps a stage from standing at an offset with nothing left."""
+"""Where two apps stand on their users' topics and by the clock, and what keeps a stage from standing there."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
+from typing import NamedTuple
 
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, published
@@ -9,6 +10,27 @@ from ...store.versions.manifest import Input, Manifest
 
 Offsets = Mapping[str, tuple[int, ...]]
 """By users' topic, an offset for each partition."""
+
+
+class Place(NamedTuple):
+    """Where two apps are to stand, or do."""
+
+    offsets: Offsets
+    clock_ms: int | None
+    """Up to when rows have fallen due by the clock; None where none ever does."""
+
+
+def place_of(heads: Iterable[Manifest]) -> Place:
+    """The first place that all of these stages can come to stand at, by where they are."""
+    found = tuple(heads)
+    times = (each.event_time for each in found if not each.retired)
+    # A row that comes too late falls due in the millisecond after: so far the other app may have come already.
+    clocks = (
+        at.next_due_ms if at.next_due_ms == at.due_ms + 1 else at.due_ms
+        for at in times
+        if at is not None and at.by_clock and at.due_ms is not None
+    )
+    return Place(furthest(found), max(clocks, default=None))
 
 
 def users_inputs(heads: Iterable[Manifest]) -> Iterator[Input]:
@@ -30,17 +52,18 @@ def behind(heads: Iterable[Manifest], at: Offsets) -> int:
     return max((sum(max(0, end - had) for end, had in _pairs(one, at)) for one in users_inputs(heads)), default=0)
 
 
-def short_of(store: ObjectStore, head: Manifest, at: Offsets) -> str:
-    """Why a stage does not stand at these offsets with all done that follows from them; empty where it does.
+def short_of(store: ObjectStore, head: Manifest, at: Place) -> str:
+    """Why a stage does not stand at this place with all done that follows from it; empty where it does.
 
-    All is done when its channels are read, no row is left that falls due at its watermark, and its sinks are published.
+    All is done when its channels are read, no row is left that falls due at its watermark or by that clock, and its
+    sinks are published.
     A request for each version that its senders are ahead, and those of `published.places`.
     """
     if head.retired:
         return ""
     name = f"{head.app}/{head.stage}"
     for one in users_inputs((head,)):
-        moves = [end - had for end, had in _pairs(one, at)]
+        moves = [end - had for end, had in _pairs(one, at.offsets)]
         if any(step < 0 for step in moves):
             return f"{name} has read {-sum(min(0, step) for step in moves):,} records more of {one.topic}"
         if any(moves):
@@ -48,7 +71,12 @@ def short_of(store: ObjectStore, head: Manifest, at: Offsets) -> str:
     for channel, one in head.inputs.items():
         if one.upstream and _has_news(store, head.app, channel, one):
             return f"{name} has still to read what {one.upstream} sent it"
-    if head.event_time is not None and head.event_time.owed:
+    if (times := head.event_time) is not None and times.by_clock and at.clock_ms is not None:
+        if times.due_ms is not None and times.due_ms > at.clock_ms:
+            return f"{name} has let rows fall due since"
+        if times.next_due_ms is not None and times.next_due_ms <= at.clock_ms:
+            return f"{name} has rows that fall due"
+    elif times is not None and times.owed:
         return f"{name} has rows that fall due"
     for sink, place in published.places(store, head).items():
         if rows := published.behind(head.sinks[sink], place):

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from ...errors import Refused, SlackwaterError
 from ...moments.cut.graph import order
-from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps
+from ...store.objects.protocol import ObjectStore, exists
+from ...store.versions import apps, keys
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import Manifest, Promotion, Sink, SinkKind
-from .standing import short_of
+from .standing import Place, short_of
 
 
 class Promotable(Protocol):
@@ -73,6 +73,9 @@ class Switch:
             if not old[stage].retired:
                 change = Amendment("demote", self._demoted, self._requires(store, self.demote))
                 self._amend(store, old[stage], change, now_ms)
+        # Whoever removes it looks for what was prepared once this note is there, and withdraws that.
+        if exists(store, keys.removing(self.to)):
+            raise MovedOn(f"{self.to} is being removed")
 
     def decide(self, store: ObjectStore, now_ms: int) -> None:
         """Say that the name went over. Raises `MovedOn` where the promotion was withdrawn, or another one decided."""
@@ -93,7 +96,7 @@ class Switch:
         def requires(head: Manifest) -> bool:
             if head.promotion == mark:
                 return False
-            if why := short_of(store, head, mark.at):
+            if why := short_of(store, head, Place(mark.at, mark.clock_ms)):
                 raise MovedOn(why)
             return True
 
@@ -146,6 +149,13 @@ def settled(store: ObjectStore, heads: Iterable[Manifest], *, by: str, now_ms: i
     if newest is not None and newest.to != found[0].app and apps.outcome(store, newest) is None:
         withdraw(store, newest, found[0].app, by=by, now_ms=now_ms)
     return newest
+
+
+def give_up(store: ObjectStore, app: str, heads: Iterable[Manifest], *, by: str, now_ms: int) -> None:
+    """Withdraw a promotion of this app that is prepared and not decided, for whoever is about to remove it."""
+    newest = newest_of(heads)
+    if newest is not None and newest.to == app and apps.outcome(store, newest) is None:
+        withdraw(store, newest, apps.folder_of(store, newest.name), by=by, now_ms=now_ms)
 
 
 def newest_of(heads: Iterable[Manifest]) -> Promotion | None:

@@ -98,7 +98,7 @@ class StageJob:
     def times(self, base: Manifest) -> BatchTimes:
         """The times of the batch that follows a version, if it starts now."""
         now_ms, by = instants.now_ms(), self.config.shape.due_by
-        due = due_after(base.event_time, by, now_ms) if by is not None else None
+        due = due_after(base.event_time, by, self.config.planners.clock_ms(now_ms)) if by is not None else None
         return BatchTimes(ttl.batch_clock_ms(base, now_ms), now_ms + self.config.stage.event_time.ahead_ms, due)
 
     def computed(self, rows: DataFrame, base: Manifest, after: Mapping[str, Position], times: BatchTimes) -> Written:

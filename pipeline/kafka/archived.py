@@ -1,7 +1,9 @@
-"""Kafka with an app's input archive behind it: what Kafka has lost is read there, and nobody knows which answered.
+"""Kafka with an app's input archive behind it: what the archive has is read there, and nobody knows which answered.
 
-Kafka is asked first. Where a topic was deleted and made anew under its name, its offsets name other records: then the
-archive, which knows the topic's id, alone answers for the past.
+Who reads the past asks the archive first: it has columns, where Kafka has records, and its reading is no load on
+Kafka's brokers. Who reads on asks Kafka first, and the archive for what Kafka has lost. Where a topic was deleted and
+made anew under its name, its offsets name other records: then the archive, which knows the topic's id, alone answers
+for the past.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import Forgotten, Gone, Refused
+from ...store.archive.columns import SCHEMA
+from ...store.archive.extents import Extent, common
 from ...store.archive.reading import Archives, TopicArchives
 from ...store.objects.protocol import ObjectStore
 from .columns import ArchivedMessages
@@ -32,8 +36,10 @@ class ArchivedKafka:
     kafka: Kafka = field(repr=False)
     archives: Archives = field(repr=False)
     of_past: bool = True
-    """Whether a topic's id is looked at before it is read, as offsets of the past may be those of an earlier topic;
-    else only where Kafka has not all of a range."""
+    """Whether the archive is asked first, and a topic's id looked at before it is read, as offsets of the past may be
+    those of an earlier topic; else only where Kafka has not all of a range."""
+    columns: Sequence[str] = tuple(SCHEMA.names)
+    """Those of an archive that its messages have: who needs no others reads it in half the time."""
     _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     """Topics' ids, of those that have archives."""
 
@@ -89,10 +95,21 @@ class ArchivedKafka:
     def read(
         self, topic: str, partition: int, start: int, end: int, *, patience_s: float, gone: list[Gone] | None = None
     ) -> Iterator[Sequence[Message]]:
-        at, archive = start, self._archive(topic) if self.of_past else None
-        if archive is not None and (why := self._no_topic(topic, archive)):
-            yield from _archived(archive, partition, at, end, gone, why)
-            return
+        archive = self._archive(topic) if self.of_past else None
+        if archive is not None:
+            if why := self._no_topic(topic, archive):
+                yield from self._of_archive(archive, Extent(partition, start, end), gone, why)
+                return
+            for part in common((Extent(partition, start, end),), archive.covered(partition)):
+                yield from self._of_kafka(topic, partition, start, part.first, patience_s, gone)
+                yield from self._of_archive(archive, part, gone, _LOST)
+                start = part.end
+        yield from self._of_kafka(topic, partition, start, end, patience_s, gone)
+
+    def _of_kafka(
+        self, topic: str, partition: int, at: int, end: int, patience_s: float, gone: list[Gone] | None
+    ) -> Iterator[Sequence[Message]]:
+        """What Kafka has of a range, and for what it has lost the archive."""
         while at < end:
             try:
                 for messages in self.kafka.read(topic, partition, at, end, patience_s=patience_s):
@@ -102,12 +119,31 @@ class ArchivedKafka:
             except Refused as error:
                 until, archive = self._begins(topic, partition, end, error), self._archive(topic)
                 if until > at and archive is not None and not self._is_other(topic, archive):
-                    yield from _archived(archive, partition, at, until, gone, _LOST)
+                    yield from self._of_archive(archive, Extent(partition, at, until), gone, _LOST)
                 elif gone is not None and isinstance(error, Gone):
                     gone.append(error)
                 else:
                     raise
                 at = max(at, until)
+
+    def _of_archive(
+        self, archive: TopicArchives, wanted: Extent, gone: list[Gone] | None, why: str
+    ) -> Iterator[Sequence[Message]]:
+        """What archives have of a range. Raises `Gone` behind what is before a gap, unless there is a list for it."""
+        partition, first, end = wanted.partition, wanted.first, wanted.end
+        lacking = archive.lacks(partition, first, end)
+        errors = [archive.gap(each, why) for each in lacking]
+        if gone is not None:
+            gone += errors
+        elif lacking:
+            end = lacking[0].first
+        for records in archive.rows(partition, first, end, self.columns):
+            for at in range(0, records.num_rows, _CHUNK):
+                yield ArchivedMessages(records.slice(at, _CHUNK))
+        if gone is None and errors:
+            raise errors[0]
+        if gone is not None and archive.forgotten(partition, first, end):
+            gone.append(Forgotten("keys were forgotten"))
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
         return self.kafka.send(topic, records, patience_s=patience_s)
@@ -146,22 +182,3 @@ class ArchivedKafka:
         if not isinstance(error, Gone):
             raise error
         return min(end, self.kafka.offsets(topic)[0][partition])
-
-
-def _archived(
-    archive: TopicArchives, partition: int, start: int, end: int, gone: list[Gone] | None, why: str
-) -> Iterator[Sequence[Message]]:
-    """What archives have of a range. Without a list `gone`, raises `Gone` for what they lack, after what is before."""
-    lacking = archive.lacks(partition, start, end)
-    errors = [archive.gap(each, why) for each in lacking]
-    if gone is not None:
-        gone += errors
-    elif lacking:
-        end = lacking[0].first
-    for records in archive.rows(partition, start, end):
-        for first in range(0, records.num_rows, _CHUNK):
-            yield ArchivedMessages(records.slice(first, _CHUNK))
-    if gone is None and errors:
-        raise errors[0]
-    if gone is not None and archive.forgotten(partition, start, end):
-        gone.append(Forgotten("keys were forgotten"))

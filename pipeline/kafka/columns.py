@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ...store.archive.columns import HEADERS, SCHEMA, TIME
@@ -35,18 +36,25 @@ class Columns:
             columns = zip(messages.records.column_names, messages.records.columns, strict=True)
             self._made = {name: column.combine_chunks() for name, column in columns}
 
-    def source(self, schema: pa.Schema = SOURCE, needed: Collection[str] | None = None) -> list[pa.Array]:
+    def source(self, schema: pa.Schema = SOURCE, needed: Collection[str] | None = None) -> pa.RecordBatch:
         """Those of a schema, which is `SOURCE` or that with `headers`: a row for each message.
 
         Those that are not among the `needed`, where these are said, are null: what they take is a third of reading.
         """
         count = len(self._messages)
-        return [
+        columns = [
             self._get(each.name).cast(each.type)
             if needed is None or each.name in needed
             else pa.nulls(count, each.type)
             for each in schema
         ]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Columns:
+        """Of some of the messages, at least one."""
+        if isinstance(self._messages, ArchivedMessages):
+            return Columns(ArchivedMessages(self._messages.records.take(pa.array(rows))))
+        return Columns([self._messages[row] for row in rows.tolist()])
 
     def records(self) -> pa.RecordBatch:
         """All of them, as an archive has them."""
@@ -95,13 +103,6 @@ class Columns:
         if not any(found):
             return pa.nulls(len(found), HEADERS)
         return pa.array([[{"key": n, "value": v} for n, v in each] if each else None for each in found], HEADERS)
-
-
-def topic_columns(
-    messages: Sequence[Message], schema: pa.Schema = SOURCE, needed: Collection[str] | None = None
-) -> list[pa.Array]:
-    """See `Columns.source`."""
-    return Columns(messages).source(schema, needed)
 
 
 class ArchivedMessage:

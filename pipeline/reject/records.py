@@ -17,7 +17,7 @@ from ...fold.records import Position, Range, ranges
 from ...moments.cut.stored import ADDRESS
 from ...store.archive.columns import HEADERS
 from ...store.versions.manifest import Input
-from ..kafka.columns import topic_columns
+from ..kafka.columns import Columns
 from ..kafka.messages import check_count, decode, decode_addressed, encode
 from ..kafka.protocol import Kafka, Message
 from ..source.worker import configure_worker
@@ -178,9 +178,9 @@ class KafkaFeed:
         """The offset of each record, its row in its message, and its columns."""
         plain = pa.schema(list(self.schema)[:-1])
         if self.attempts is None:
-            columns = topic_columns(messages, plain)
-            offsets = columns[4].to_numpy()
-            yield offsets, np.zeros(len(offsets), np.int64), columns
+            rows = Columns(messages).source(plain)
+            offsets = rows["offset"].to_numpy()
+            yield offsets, np.zeros(len(offsets), np.int64), rows.columns
             return
         for message in messages:
             row = 0

@@ -24,7 +24,7 @@ from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
 from ...store.versions.side_tables import rejected_of
 from ..api.stage import Stage
-from ..kafka.columns import topic_columns
+from ..kafka.columns import Columns
 from ..kafka.messages import decode_addressed, header_of, read_rows
 from ..kafka.protocol import Message
 from ..reject.table import RejectedTable, rows_of
@@ -97,11 +97,11 @@ def read_input(
         after = start.version if start is not None else 0
         return _of_channel(program, name, schema, end, parts, _sent(program.store, app, name, end, after))
     chunks = [
-        pa.Table.from_arrays(topic_columns(messages, schema), schema=schema)
+        Columns(messages).source(schema)
         for one in parts
         for messages in program.kafka.read(end.topic, one.partition, one.first, one.last, patience_s=program.patience_s)
     ]
-    rows = pa.concat_tables(chunks) if chunks else schema.empty_table()
+    rows = pa.Table.from_batches(chunks, schema)
     zeros = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
     times = rows["timestamp"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
     place = [rows["partition"], rows["offset"], zeros.cast(pa.int32()), times, zeros]

@@ -24,7 +24,7 @@ from ...moments.diff.key_changes import KeyChanges
 from ...search.verdict import Address, CannotProve, Guilty, SourceMessage, Verdict
 from ...store.versions.manifest import Manifest
 from ..batch.rerun import records_of
-from ..kafka.columns import SOURCE, topic_columns
+from ..kafka.columns import Columns
 from ..kafka.protocol import Kafka
 from ..run.program import module_of
 from ..spark.plans import hidden, with_records
@@ -83,14 +83,14 @@ def find_in_window(kafka: Kafka, verdict: Verdict, function: Function) -> Guilty
 
 def _window(kafka: Kafka, before: Manifest | None, after: Manifest) -> pa.Table:
     """The messages that a version read, with the columns of Spark's Kafka source."""
-    parts = list[pa.Table]()
+    parts = list[pa.RecordBatch]()
     for name, end in sorted(after.inputs.items()):
         known = before.inputs.get(name) if before is not None else None
         if kafka_has(kafka, end.topic):
             for one in ranges(known.offsets if known is not None else (), end.offsets):
                 chunks = kafka.read(end.topic, one.partition, one.first, one.last, patience_s=_PATIENCE_S)
-                parts += (pa.table(topic_columns(some), schema=SOURCE) for some in chunks)
-    return pa.concat_tables(parts) if parts else pa.table({})
+                parts += (Columns(some).source() for some in chunks)
+    return pa.Table.from_batches(parts) if parts else pa.table({})
 
 
 def kafka_has(kafka: Kafka, topic: str) -> bool:

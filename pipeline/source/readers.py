@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,11 +23,13 @@ from pyspark.sql.types import StructType
 
 from ... import instants
 from ...fold.records import Position, ranges
+from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent
 from ...store.archive.reading import Archives
 from ...store.objects.counting import CountingStore, SharedCounts
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
+from ...store.sst.key_share import KeyShare
 from ..kafka.archived import ArchivedKafka
 from ..kafka.columns import Columns
 from ..kafka.messages import decode, read_rows
@@ -40,6 +42,8 @@ from .spark_types import arrow_of
 from .spool import InputSpool
 from .wake import PlannerFiles
 from .worker import configure_worker
+
+_BATCH_ROWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class _SourceReader(DataSourceStreamReader):
 
     _planner: TopicPlanner | ChannelPlanner
     """Made where it is first used: a reader also travels to workers, which plan nothing."""
+    _needed: frozenset[str] | None = None
+    """The columns that the stage needs; None for all."""
 
     def __init__(self, options: SourceOptions, schema: StructType, private: Private) -> None:
         self._options = options
@@ -125,8 +131,12 @@ class _SourceReader(DataSourceStreamReader):
 
     @property
     def _archived(self) -> Kafka:
-        """Kafka, with what it has lost read from archives."""
-        return ArchivedKafka(self._kafka, Archives(self._store, *self._options.archives), of_past=False)
+        """Kafka, with what it has lost read from archives; what has an end is of the past, as a trial reads it."""
+        options, columns = self._options, SCHEMA.names
+        if self._needed is not None and not options.spool:
+            columns = [*self._needed.union(self._share.columns if self._share is not None else ())]
+        archives = Archives(self._store, *options.archives)
+        return ArchivedKafka(self._kafka, archives, of_past=options.until is not None, columns=columns)
 
     def _store(self) -> ObjectStore:
         # Spark may have started this process with less than the driver was given since.
@@ -190,16 +200,36 @@ class TopicSourceReader(_SourceReader):
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         where = (partition.partition, partition.start, partition.end)
         with self._kept(partition) as keep:
-            for messages in self._archived.read(partition.topic, *where, patience_s=self._options.patience_s):
+
+            def kept(messages: Sequence[Message]) -> Columns:
                 columns = Columns(messages)
                 keep(columns)
-                if self._share is not None:
-                    keys = pa.RecordBatch.from_arrays(columns.source(schema, self._share.columns), schema=schema)
-                    mine = np.flatnonzero(self._share.of_rows(keys)).tolist()
-                    if not mine:
-                        continue
-                    columns = Columns([messages[at] for at in mine])
-                yield pa.RecordBatch.from_arrays(columns.source(schema, self._needed), schema=schema)
+                return columns
+
+            read = map(kept, self._archived.read(partition.topic, *where, patience_s=self._options.patience_s))
+            if self._share is None:
+                yield from (columns.source(schema, self._needed) for columns in read)
+            else:
+                yield from _together(self._chosen(self._share, read, schema))
+
+    def _chosen(self, share: KeyShare, read: Iterable[Columns], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Rows of a share of keys: of the others, no column but those of the key is made."""
+        for columns in read:
+            mine = np.flatnonzero(share.of_rows(columns.source(schema, share.columns)))
+            if len(mine):
+                yield columns.take(mine).source(schema, self._needed)
+
+
+def _together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in larger batches: Spark takes as long for a batch of a few as for one of thousands."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(each.num_rows for each in waiting) >= _BATCH_ROWS:
+            yield pa.concat_batches(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_batches(waiting)
 
 
 class ChannelSourceReader(_SourceReader):

@@ -70,7 +70,7 @@ class PlannerFiles:
     def woken(self, stage: str, handled: int, now_ms: int) -> int:
         """The version after which a batch is to start now; 0 for none, and up to the one that was `handled`."""
         version, at_ms = map(int, (self._told(f"wake/{stage}") or "0 0").split())
-        return version if version > handled and at_ms <= now_ms else 0
+        return version if version > handled and at_ms <= self.clock_ms(now_ms) else 0
 
     def hold(self, stage: str, *, held: bool) -> None:
         """While a stage is held, no batch of it starts but for a snapshot."""
@@ -80,14 +80,23 @@ class PlannerFiles:
         """Whether a stage is held."""
         return (self.folder / "held" / stage).exists()
 
-    def bound(self, until: Mapping[str, Collection[int]] | None) -> None:
-        """Users' topics are read up to these offsets and no further; None for as far as they go."""
-        self._tell("bounds", None if until is None else json.dumps({topic: [*at] for topic, at in until.items()}))
+    def bound(self, until: Mapping[str, Collection[int]] | None, clock_ms: int | None = None) -> None:
+        """Users' topics are read up to these offsets and no further; None for as far as they go.
+
+        Likewise rows fall due by the clock up to then, in ms since 1970, where that is said.
+        """
+        told = None if until is None else json.dumps([{topic: [*at] for topic, at in until.items()}, clock_ms])
+        self._tell("bounds", told)
 
     def bounds(self, topic: str) -> tuple[int, ...] | None:
         """Where a topic ends for now, by partition; one that is not there stands still. None for where it ends."""
         text = self._told("bounds")
-        return None if text is None else tuple(json.loads(text).get(topic, ()))
+        return None if text is None else tuple(json.loads(text)[0].get(topic, ()))
+
+    def clock_ms(self, now_ms: int) -> int:
+        """The clock by which rows fall due: now, unless it is held before that."""
+        _, held_ms = json.loads(self._told("bounds") or "[{}, null]")
+        return now_ms if held_ms is None else min(now_ms, held_ms)
 
     def _tell(self, name: str, text: str | None) -> None:
         """Write a file whole, also where several threads tell the same; None removes it."""
@@ -156,4 +165,4 @@ class RequestWatch:
         if found != self._hold:
             self._hold, self._renewed_s = found, now_s
         held = found is not None and now_s - self._renewed_s < LAPSE_S
-        self.planners.bound(found.until if found is not None and held else None)
+        self.planners.bound(*(found.until, found.clock_ms) if found is not None and held else (None,))

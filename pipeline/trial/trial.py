@@ -55,7 +55,7 @@ from ..run.options import Options
 from ..run.runner import run
 from ..run.stopping import Stop, StopRequested, stop_signals
 from ..spark.conf import on_path
-from ..spark.session import running_session
+from ..spark.session import running_session, warm_up
 from .plan import Ends, Release, TrialPlan, check_reached, in_all_to_read, make_plan
 from .sample import sampled
 
@@ -343,7 +343,11 @@ def _tried(plan: TrialPlan, options: Options, cache: SstCache, by: str, news: Ne
     name = f"{release.app[:40]}-trial-{number}"
     act = partial(CloneRun, store, options, by, news, stop, release, plan.ends)
     with ExitStack() as stack:
-        stack.enter_context(spark_of("trial", plan.new, options, master="local[*]"))
+        is_cold = running_session() is None
+        spark = stack.enter_context(spark_of("trial", plan.new, options, master="local[*]"))
+        if is_cold:
+            # While the clone is made, one core at most has something to do.
+            warm_up(spark)
         made = act(release.keep or name, release.start, plan.start, "the changed program", plan.new_stages)
         stack.enter_context(made.going(plan.new, is_new=True))
         compared, old = plan.end, None

@@ -24,6 +24,8 @@ from .index import ArchiveObject
 
 _ROW_GROUP_ROWS = 65_536
 """At most: a range of offsets costs the row groups that it lies in."""
+_LEAST_ROWS = 8_192
+"""A row group of more ends with its partition."""
 _ROW_GROUP_BYTES = 16 << 20
 """Wider records come in smaller groups."""
 _WHOLE_BYTES = 256 << 10
@@ -52,6 +54,9 @@ class ArchiveWriter:
         """Add records of `SCHEMA`; raises `ValueError` where they do not follow what came before."""
         if not records.num_rows:
             return
+        if self._waiting_rows >= _LEAST_ROWS and records["partition"][0].as_py() != self._last[0]:
+            # Who reads one partition reads none of another.
+            self._write()
         self._check_order(records)
         self.num_rows += records.num_rows
         self._times += [value.as_py() for value in pc.min_max(records["timestamp"].cast(pa.int64())).values()]

@@ -361,6 +361,8 @@ class Promotion(Struct, frozen=True):
     """The app that has the name from then on, by its folder."""
     at: dict[limits.Topic, limits.Offsets]
     """Where both stand, by users' topic: what comes from there on is the new app's to publish."""
+    clock_ms: limits.SpanMs | None
+    """Up to when rows have fallen due by the clock in both: what does later is. None where none ever does."""
     sinks: dict[limits.Topic, limits.Topic] | None
     """What this app publishes from then on, as `Origin.sinks`: None for all, as declared."""
     before: dict[limits.Topic, limits.Topic] | None

@@ -1,7 +1,8 @@
 """Runners of apps with sinks, without Spark: what they claim, commit and publish is as a runner does it, step by step.
 
 An app has two stages: `numbers` passes the records of a topic on, through a channel, and `alerts` gives them to a sink,
-each as `FOLDER:NUMBER`. A step may be followed by any other one's, and by the end of the runner.
+each as `FOLDER:NUMBER`. A step may be followed by any other one's, and by the end of the runner. With `timed`, `alerts`
+keeps each until it falls due by the clock (`due_ms`).
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ import slackwater as sw
 from msgspec.structs import replace
 from pyspark.sql.types import BinaryType, StructField, StructType
 from slackwater import instants
+from slackwater.fold.event_time import due_after
 from slackwater.keep.promote.switch import settled
 from slackwater.moments.cut.moments import heads_of
 from slackwater.moments.cut.stored import notify
@@ -36,7 +38,7 @@ from slackwater.pipeline.source.planner import admit
 from slackwater.pipeline.source.wake import PlannerFiles, RequestWatch
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, commit, history
-from slackwater.store.versions.manifest import AppInfo, Manifest, Sink
+from slackwater.store.versions.manifest import AppInfo, EventTime, Input, Manifest, Sink
 from ulid import ULID
 
 STAGES = ("numbers", "alerts")
@@ -73,6 +75,9 @@ class Runner:
     declared: sw.App
     chance: Random
     clock: Callable[[], float]
+    ahead: int = 0
+    """As `max_unflushed`: so many versions may be acknowledged and not committed; then they are by another thread."""
+    timed: bool = False
     folder: str = ""
     committers: dict[str, Committer] = field(default_factory=dict)
     _pending: dict[str, PendingVersion] = field(default_factory=dict)
@@ -94,7 +99,8 @@ class Runner:
         claimer = dataclasses.replace(claimer, publishes=apps.publishes(store, info, promotion), promotion=number)
         claimer.create_channels(app.in_order())
         for stage in app.in_order():
-            self.committers[stage.name] = Committer(store, claimer.claim(stage, _SHAPE, instants.now_ms()))
+            claimed = claimer.claim(stage, _SHAPE, instants.now_ms())
+            self.committers[stage.name] = Committer(store, claimed, max_unflushed=self.ahead)
             yield
         notify(store, self.folder)
         self.give_sign_of_life()
@@ -116,6 +122,8 @@ class Runner:
 
     def close(self) -> None:
         """Nothing more is done."""
+        for committer in self.committers.values():
+            committer.close()
         if self._files is not None:
             shutil.rmtree(self._files)
 
@@ -142,15 +150,17 @@ class Runner:
     def end(self, stage: str) -> None:
         """Commit the batch that was computed."""
         if (change := self._pending.pop(stage, None)) is not None:
-            told: list[Committed] = []
+
+            def tell(done: Committed) -> None:
+                for each in list(self._published.values()) if stage == "alerts" else ():
+                    each.backlog.offer(done.manifest)
+
             try:
-                self.committers[stage].submit(dataclasses.replace(change, on_commit=told.append))
+                self.committers[stage].submit(dataclasses.replace(change, on_commit=tell))
             except PromotedMeanwhile:
+                if self.ahead:  # what follows it is lost with it: the stage ends
+                    raise
                 self.committers[stage].refresh()
-                return
-            for (sink, _), each in self._published.items():
-                if stage == "alerts" and sink:
-                    each.backlog.offer(told[0].manifest)
 
     def publish(self) -> bool:
         """A step of the publisher, if the sink may be published; whether it did anything."""
@@ -221,19 +231,52 @@ class Runner:
         return replace(_draft(base), inputs={name: replace(at, offsets=ends, rows=len(rows))}, outputs={"passed": sent})
 
     def _alerts(self, base: Manifest) -> Manifest | None:
-        at = base.inputs["passed"]
+        at, read, rows, now_ms = base.inputs["passed"], base.inputs, list[bytes](), round(self.clock() * 1_000)
+        times = due_after(base.event_time, "clock", self._planners.clock_ms(now_ms)) if self.timed else None
         new = list(history.after(self.store, base.app, "numbers", at.version))
-        if not new or not any(each.outputs["passed"].rows for each in new):
+        if any(each.outputs["passed"].rows for each in new):
+            last = new[-1].outputs["passed"]
+            rows = self._passed(base.app, at, last.ends)
+            count = sum(last.sent) - sum(at.consumed)
+            now = replace(at, offsets=last.ends, version=new[-1].version, consumed=last.sent, rows=count)
+            read = {"passed": now}
+        elif times is None or not times.pending:
             return None
-        last = new[-1].outputs["passed"]
+        event_time = base.event_time
+        if times is not None:
+            assert times.until_ms is not None
+            waiting = self._waiting(base)
+            kept = {row: max(due_ms(row), times.until_ms + 1) for row in rows}
+            rows = [row for row, at_ms in waiting.items() if at_ms <= times.until_ms]
+            kept |= {row: at_ms for row, at_ms in waiting.items() if at_ms > times.until_ms}
+            next_ms = min(kept.values(), default=None)
+            event_time = EventTime(due_ms=times.until_ms, next_due_ms=next_ms, by_clock=True)
+        draft = _draft(base)
+        sinks = {name: self._give(sink, base.app, rows) if rows else sink for name, sink in draft.sinks.items()}
+        return replace(draft, inputs=read, sinks=sinks, event_time=event_time)
+
+    def _waiting(self, head: Manifest) -> dict[bytes, int]:
+        """The rows of `alerts` that have not fallen due, with the time when they do; none waits as an app is cloned."""
+        kept: dict[bytes, int] = {}
+        first = history.first_version(self.store, head.app, "alerts")
+        at = history.read(self.store, head.app, "alerts", first).inputs["passed"]
+        for each in history.between(self.store, head.app, "alerts", first, head.version):
+            if each.kind == "batch":
+                times = each.event_time
+                assert times is not None
+                assert times.due_ms is not None
+                kept = {row: at_ms for row, at_ms in kept.items() if at_ms > times.due_ms}
+                rows = self._passed(head.app, at, each.inputs["passed"].offsets)
+                kept |= {row: max(due_ms(row), times.due_ms + 1) for row in rows}
+                at = each.inputs["passed"]
+        return kept
+
+    def _passed(self, app: str, at: Input, ends: tuple[int, ...]) -> list[bytes]:
+        """What `numbers` has sent up to these offsets since `alerts` stood there."""
+        new = history.after(self.store, app, "numbers", at.version)
         attempts = frozenset(one for each in new for one in each.outputs["passed"].attempts)
-        parts = [part for _, part in self._read(last.topic, at.offsets[0], last.ends[0], attempts)]
-        rows = [row for part in parts for row in part["body"].to_pylist()]
-        read = replace(
-            at, offsets=last.ends, version=new[-1].version, consumed=last.sent, rows=sum(last.sent) - sum(at.consumed)
-        )
-        sinks = {name: self._give(sink, base.app, rows) for name, sink in base.sinks.items()}
-        return replace(_draft(base), inputs={"passed": read}, sinks=sinks)
+        parts = (part for _, part in self._read(at.topic, at.offsets[0], ends[0], attempts))
+        return [row for part in parts for row in part["body"].to_pylist()]
 
     def _give(self, sink: Sink, app: str, rows: list[bytes]) -> Sink:
         table = pa.table({"body": pa.array([app.encode() + b":" + row for row in rows], pa.binary())})
@@ -252,6 +295,11 @@ class Runner:
                 yield message.offset() + 1, rows_of(message)
 
 
+def due_ms(row: bytes) -> int:
+    """When a row falls due: of some the time has passed as they come."""
+    return 700 * int(row) % 20_000
+
+
 def _draft(base: Manifest) -> Manifest:
     return commit.successor(
         base, kind="batch", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=instants.now_ms()
@@ -266,6 +314,8 @@ def until_idle(runner: Runner, steps: int = 10_000) -> None:
         for stage in STAGES:
             runner.begin(stage)
             runner.end(stage)
+            # What failed there is raised by what is submitted next.
+            runner.committers[stage].drain(30)
         if not runner.publish() and before == {stage: each.head.version for stage, each in runner.committers.items()}:
             return
     raise AssertionError("it never has nothing to do")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from slackwater.errors import Corruption, Gone, Refused
 from slackwater.keep.forget.words import Words, taken
 from slackwater.pipeline.kafka.archived import ArchivedKafka, archived
-from slackwater.pipeline.kafka.columns import SOURCE, ArchivedMessages, Columns, topic_columns
+from slackwater.pipeline.kafka.columns import SOURCE, ArchivedMessages, Columns
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import decode, encode, read_rows, send
 from slackwater.pipeline.kafka.protocol import Kafka, Message, Record, TransactionSettings
@@ -106,14 +107,16 @@ def test_a_chunk_of_an_archive_gives_the_columns_that_its_messages_give() -> Non
     again = ArchivedMessages(pa.Table.from_batches([records]))
     assert told([again]) == told([chunk])
     assert told([again[3:7], [again[-1]]]) == told([chunk[3:7], [chunk[-1]]])
-    assert topic_columns(again) == topic_columns(chunk) == topic_columns(list(again))
+    assert Columns(again).source() == Columns(chunk).source() == Columns(list(again)).source()
     assert Columns(again).records() == records
     with_headers = SOURCE.append(pa.field("headers", HEADERS))
-    assert topic_columns(again, with_headers) == topic_columns(chunk, with_headers)
-    assert topic_columns(chunk, with_headers)[:-1] == topic_columns(chunk)
-    assert any(topic_columns(chunk, with_headers)[-1].to_pylist())
-    needed = topic_columns(again, needed={"value"})
-    assert [column.null_count for column in needed[:2]] == [23, 4]
+    assert Columns(again).source(with_headers) == Columns(chunk).source(with_headers)
+    assert Columns(chunk).source(with_headers).columns[:-1] == Columns(chunk).source().columns
+    assert any(Columns(chunk).source(with_headers)["headers"].to_pylist())
+    needed = Columns(again).source(needed={"value"})
+    assert [column.null_count for column in needed.columns[:2]] == [23, 4]
+    some = np.array([1, 4, 22])
+    assert Columns(again).take(some).records() == Columns(chunk).take(some).records() == records.take(some)
     with pytest.raises(IndexError):
         again[23]
 

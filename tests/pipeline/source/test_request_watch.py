@@ -84,7 +84,8 @@ def test_one_whose_asker_died_before_saying_so_is_found_all_the_same(watched: Wa
 
 def test_a_held_app_is_told_where_to_end_until_it_is_released_or_nobody_renews_that(watched: Watched) -> None:
     def held(renewed: int, *offsets: int, tell: bool = False) -> None:
-        holds.hold(watched.store, [Hold(APP, APP, "other", "test", renewed, {"flights": offsets})], tell=tell)
+        until = {"flights": offsets}
+        holds.hold(watched.store, [Hold(APP, APP, "other", "test", renewed, until, 1_000 + renewed)], tell=tell)
 
     watched.wait(100)
     assert watched.told.bounds("flights") is None
@@ -93,6 +94,9 @@ def test_a_held_app_is_told_where_to_end_until_it_is_released_or_nobody_renews_t
     assert watched.watch.held
     assert watched.told.bounds("flights") == (3, 4)
     assert watched.told.bounds("other") == ()
+    watched.told.wake("s", 7, 1_002)
+    assert (watched.told.clock_ms(500), watched.told.clock_ms(5_000)) == (500, 1_001)
+    assert watched.told.woken("s", 6, 5_000) == 0, "what falls due later waits until the app is released"
     held(2, 5, 4)
     watched.wait(0.4)
     assert watched.told.bounds("flights") == (5, 4), "a hold that moves on needs no notice"
@@ -103,6 +107,7 @@ def test_a_held_app_is_told_where_to_end_until_it_is_released_or_nobody_renews_t
     watched.wait(LAPSE_S + 2)
     assert not watched.watch.held
     assert watched.told.bounds("flights") is None
+    assert watched.told.woken("s", 6, 5_000) == 7
     held(20, 6, 6)
     watched.wait(2)
     assert watched.told.bounds("flights") == (6, 6)
