@@ -56,7 +56,7 @@ class ServedMoment(Remote):
     absent = frozenset((
         *("export", "export_iceberg", "inflight", "spark_query", "spark_table", "write", "write_folder"),
         # Of the library's own.
-        *("around", "current", "cut", "first_rows", "having", "keys_of", "look_up", "opened", "partitions"),
+        *("around", "current", "cut", "declared", "first_rows", "having", "keys_of", "look_up", "opened", "partitions"),
         *("partitions_of", "read_up_to", "rows_of", "stage_of"),
     ))  # fmt: skip
 
