@@ -33,7 +33,7 @@ MOST = 10_000
 _INSTEAD = {"snapshot": "ask_snapshot asks for one", "take": "ask_snapshot asks for one", "search": "bisect searches"}
 
 
-class Remote(Shown):
+class Served(Shown):
     """What a server has of an object of the store: what only the store has says so."""
 
     absent: ClassVar[frozenset[str]]
@@ -50,7 +50,7 @@ class Remote(Shown):
             )
 
 
-class ServedMoment(Remote):
+class ServedMoment(Served):
     """A moment, as `Moment`: always the same versions, also where it was `now` when it was asked for."""
 
     absent = frozenset((
