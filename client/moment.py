@@ -41,6 +41,7 @@ from ..store.sst.arrow_types import python_rows
 from ..store.sst.hashing import hash_keys, partition_of
 from ..store.sst.sorted_runs import touching
 from ..store.versions.forgotten import index as forgotten
+from ..store.versions.manifest import Table
 from ..store.versions.side_tables import owner
 from .backends import Backends
 from .results import Difference, Verification
@@ -295,9 +296,13 @@ class Moment(Shown):
 
     def keys_of(self, table: str, keys: Sequence[Sequence[object]]) -> pa.Table:
         """Keys, the values of each in the order of its columns, as `rows_of` takes them. Errors as of `get`."""
+        return parse_keys(table, self.declared(table), keys)
+
+    def declared(self, table: str) -> Table:
+        """What a table is: its key, its columns. Raises `NotFound`."""
         manifest = self.having(table).cut.table(table)
         assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  `having` has it
-        return parse_keys(table, manifest.table, keys)
+        return manifest.table
 
     def rows_of(
         self, table: str, keys: pa.Table, *, seen_ms: int = 0, haste: Haste = NO_HASTE

@@ -159,9 +159,7 @@ def history(asked: Call, app: AppName, table: Table, key: Key, limit: Limit = 20
     """The changes of one key's row, newest first, with the offsets behind each."""
     asked.grant.check_table(table)
     of = asked.app(app)
-    declared = of.at().having(table).cut.tables[table].table
-    assert declared is not None  # noqa: S101  `Cut.tables` are versions with one
-    values = (None,) if key == _NULL else tuple(key_of(table, declared, key))
+    values = (None,) if key == _NULL else tuple(key_of(table, of.at().declared(table), key))
     return shown.key_history(of.history(table, values, limit=limit).found, key, limit=limit)
 
 

@@ -34,7 +34,7 @@ MOST = 10_000
 _INSTEAD = {"snapshot": "ask_snapshot asks for one", "take": "ask_snapshot asks for one", "search": "bisect searches"}
 
 
-class Remote(Shown):
+class Served(Shown):
     """What a server has of an object of the store: what only the store has says so."""
 
     absent: ClassVar[frozenset[str]]
@@ -51,13 +51,13 @@ class Remote(Shown):
             )
 
 
-class ServedMoment(Remote):
+class ServedMoment(Served):
     """A moment, as `Moment`: always the same versions, also where it was `now` when it was asked for."""
 
     absent = frozenset((
         *("export", "export_iceberg", "inflight", "spark_query", "spark_table", "write", "write_folder"),
         # Of the library's own.
-        *("around", "current", "cut", "first_rows", "having", "keys_of", "look_up", "opened", "partitions"),
+        *("around", "current", "cut", "declared", "first_rows", "having", "keys_of", "look_up", "opened", "partitions"),
         *("partitions_of", "read_up_to", "rows_of", "stage_of"),
     ))  # fmt: skip
 

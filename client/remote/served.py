@@ -24,11 +24,11 @@ from ...store.objects.stats import Reads
 from ...store.sst.arrow_types import to_arrow
 from ..results import Difference, KeyHistory, Log
 from .http import Http
-from .moment import MOST, Remote, ServedMoment
+from .moment import MOST, Served, ServedMoment
 from .values import rows, text, typed
 
 
-class Server(Remote):
+class Server(Served):
     """A server of a store, and its apps. Threads may share it. `close` it, or use it in a `with`.
 
     Whatever asks it raises `Unavailable` when it does not answer, and `Forbidden` for what the token does not allow.
@@ -86,7 +86,7 @@ class Server(Remote):
         return (Title(f"slackwater server {self.root}"),)
 
 
-class ServedApp(Remote):
+class ServedApp(Served):
     """An app, as `AppHistory`."""
 
     absent = frozenset((

@@ -139,9 +139,8 @@ async def get(
     reading = await asked.moment(app, ref, table=table)
 
     def found() -> Told:
-        declared = reading.moment.cut.tables[table].table
-        assert declared is not None  # noqa: S101  `Cut.tables` are versions with one
         moment = reading.moment
+        declared = moment.declared(table)
         parsed = moment.keys_of(table, [masking.key(table, declared, each) for each in keys])
         rows, present = moment.rows_of(table, parsed)
         each = zip(keys, values.rows(select(table, rows, columns)), present.tolist(), strict=True)
@@ -182,9 +181,7 @@ async def history(call: ToolCall, app: AppName, table: Table, key: KeyText, limi
 
     def found() -> Told:
         of = call.asked.app(app)
-        declared = of.at().having(table).cut.tables[table].table
-        assert declared is not None  # noqa: S101  `Cut.tables` are versions with one
-        changed = of.history(table, call.masking.key(table, declared, key), limit=limit).found
+        changed = of.history(table, call.masking.key(table, of.at().declared(table), key), limit=limit).found
         listed = [key_change(each, app, call.masking) for each in changed.changes]
         about = {"table": table, "changes": listed, "whole_from": changed.whole_from or None}
         return Told(about, "changes", len(listed))

@@ -85,7 +85,7 @@ async def first_rows(
     sides = [each for each in (reading, other) if each is not None]
     manifests = [each.moment.cut.tables[table] for each in sides]
     etag = asked.etag("rows", *(f"v{each.version}.{each.forgotten}" for each in manifests), limit, start)
-    is_fixed = all(not each.is_newest or _declared(each.moment, table).ttl is None for each in sides)
+    is_fixed = all(not each.is_newest or each.moment.declared(table).ttl is None for each in sides)
     if is_fixed and etag in asked.known_etags:
         return Answer(b"", status=304, headers={"etag": etag})
     moments = reading.moment, other.moment if other is not None else None
@@ -95,10 +95,6 @@ async def first_rows(
         (await asked.service.newest(app)).asked_for(table)
     count = len(found["rows"])
     return asked.document(found, headers={"etag": etag} if is_fixed else {}, rows=count)
-
-
-def _declared(moment: StoredMoment, table: str) -> Any:
-    return moment.cut.tables[table].table
 
 
 def _document(moment: StoredMoment, other: StoredMoment | None, table: str, limit: int, start: int) -> dict[str, Any]:
@@ -116,7 +112,7 @@ def _document(moment: StoredMoment, other: StoredMoment | None, table: str, limi
     then = other.first_rows(table, limit, start=start)
     # Both end where the first of them does: what lies behind that is the next answer's.
     end = min((each.next_hash for each in (now, then) if each.next_hash is not None), default=None)
-    key = [column.name for column in _declared(moment, table).key]
+    key = [column.name for column in moment.declared(table).key]
     rows, changes, before = _compared(key, now.below(end), then.below(end))
     return about | {"rows": rows, "changes": changes, "before": before, "next": _text(end)}
 

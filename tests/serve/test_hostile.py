@@ -75,7 +75,8 @@ class Besieged:
         assert status < 500, (path, status)
         self.statuses[status] = self.statuses.get(status, 0) + 1
         self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
-        self.most_bytes = max(self.most_bytes, self._bytes())
+        if self.cases % 25 == 0:  # who its children are, takes a look at all processes
+            self.most_bytes = max(self.most_bytes, self._bytes())
 
     def _tool(self, name: str, arguments: Any, *, is_positive: bool) -> int:
         if isinstance(arguments, bytes):  # no JSON at all
@@ -122,14 +123,14 @@ def besieged(written: FlightsApp, tmp_path: Any) -> Iterator[Besieged]:
                 return ask("/healthz").status == 200
             return False
 
-        wait_until(is_up)
+        wait_until(is_up, 120)
         yield Besieged(ask.url, process)
     finally:
         process.terminate()
         process.wait(30)
 
 
-def _all_of_it(url: str) -> dict[str, Any]:
+def _document(url: str) -> dict[str, Any]:
     """The server's document, with what is not in it: tools, as routes whose body is their arguments, and files."""
     document: dict[str, Any] = requests.get(f"{url}/openapi.json", timeout=_PATIENCE_S).json()
     anything = {"200": {"description": "", "content": {kind: {} for kind in ("application/json", "text/html", "*/*")}}}
@@ -142,7 +143,7 @@ def _all_of_it(url: str) -> dict[str, Any]:
 @pytest.mark.timeout(SECONDS)
 def test_what_the_document_allows_and_what_it_does_not(besieged: Besieged) -> None:
     """A few hundred cases; with `SLACKWATER_PROFILE=ci` over ten thousand, and `-rP` shows what came of them."""
-    schema = schemathesis.openapi.from_dict(_all_of_it(besieged.url))
+    schema = schemathesis.openapi.from_dict(_document(besieged.url))
     schema.config.update(base_url=besieged.url)
     how = settings(scaled(25, in_ci=180), phases=[Phase.generate], **_HOW)
 
@@ -155,7 +156,7 @@ def test_what_the_document_allows_and_what_it_does_not(besieged: Besieged) -> No
                 how(given(case=found.ok().as_strategy(generation_mode=mode))(sending))()
     print(besieged)  # noqa: T201  figures, for whoever asks for them
     assert besieged.cases > 200
-    assert besieged.most_bytes < _MOST_BYTES
+    assert 0 < besieged.most_bytes < _MOST_BYTES
 
 
 @pytest.fixture
