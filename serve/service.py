@@ -22,7 +22,7 @@ from .errors import NotYet, TooOften
 from .newest import Newest
 from .peers import HOP, Peers
 from .rows.fresh import FreshMoment
-from .rows.look_ups import SharedLookUps
+from .rows.look_ups import SharedLookUps, rehearse
 from .sql import Question, Statements
 from .tokens import Grant
 
@@ -179,6 +179,7 @@ def _import() -> None:
     from ..client import app  # noqa: F401
 
     pa.array(np.zeros(1))
+    rehearse()
 
 
 async def _awaited(found: "asyncio.Future[T]") -> T:
