@@ -35,9 +35,11 @@ from ..search.predicate import Predicate
 from ..search.search import Edge, bisect
 from ..search.session import Asked, Function, Python
 from ..search.verdict import Evaluation, Verdict
+from ..store.read.range_reads import at_once
 from ..store.versions import history as history_of
 from ..store.versions.apps import in_folder, read_app
 from ..store.versions.forgotten import index as forgotten
+from ..store.versions.manifest import Manifest
 from .backends import Backends
 from .moment import Bisection, Moment
 from .replays import VERSIONS, check, record_behind
@@ -107,8 +109,13 @@ class AppHistory(Shown):
         A request a stage, and those of `at` where there is a newer one. A stage that has begun since is not seen.
         """
         heads = moment.cut.stages.values()
-        committed = (history_of.find(self._client.store, each.app, each.stage, each.version + 1) for each in heads)
-        return self.at() if any(each is not None for each in committed) else None
+
+        def is_over(head: Manifest) -> bool:
+            return history_of.find(self._client.store, head.app, head.stage, head.version + 1) is not None
+
+        # Side by side, where there are several: each is a request.
+        each = at_once().map if len(heads) > 1 else map
+        return self.at() if any(each(is_over, heads)) else None
 
     def snapshot(self, name: str, *, instant: bool = False, timeout_s: float = 60) -> Moment:
         """Take a snapshot of the app while it runs, and give its moment. Records in flight are kept with it.

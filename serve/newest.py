@@ -130,7 +130,7 @@ class Newest:
         if found is None or (self._reading is not None and found.versions == self._reading.moment.versions):
             return None
         found.read_up_to()  # its manifests are known then
-        made = FreshMoment(found, is_newest=True)
+        made = FreshMoment(found, is_newest=True, asked_for=self.asked_for)
         # What a batch has written is soon there: before it is told of, so that nobody waits for it.
         self._open(made, _SOON_BYTES)
         return made

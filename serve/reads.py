@@ -55,8 +55,7 @@ async def get(
         return Answer(b"", status=304, headers=headers)
     keys = [(None,) if each == _NULL else tuple(key_of(table, about.declared, each)) for each in key]
     found = await passing.rows(asked, reading, about, key, keys, column)
-    if reading.is_newest:  # what is fetched beside answers is not in the way of this one
-        (await asked.service.newest(app)).asked_for(table)
+    reading.asked_for(table)  # what is fetched beside answers is not in the way of this one
     if found.table is not None:
         with_found = found.table.append_column(passing.FOUND, [list(found.present)])
         return Answer(arrow_bytes(with_found, about.fresh), ARROW, headers=headers, rows=len(key))

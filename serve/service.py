@@ -22,7 +22,7 @@ from .errors import NotYet, TooOften
 from .newest import Newest
 from .peers import HOP, Peers
 from .rows.fresh import FreshMoment
-from .rows.look_ups import SharedLookUps
+from .rows.look_ups import SharedLookUps, rehearse
 from .sql import Question, Statements
 from .tokens import Grant
 
@@ -134,7 +134,7 @@ class Service:
         name = (app, ref, stage)
         found = self._moments.get(name)
         if found is None:
-            moment = await self.in_thread(lambda: self._moment(app, ref, stage))
+            moment = await self.shared(("moment", *name), lambda: self._moment(app, ref, stage))
             found = self._moments.setdefault(name, FreshMoment(moment))
         return found
 
@@ -182,6 +182,7 @@ def _import() -> None:
     from ..client import app  # noqa: F401
 
     pa.array(np.zeros(1))
+    rehearse()
 
 
 async def _awaited(found: "asyncio.Future[T]") -> T:
@@ -207,11 +208,12 @@ class Call:
     def of(cls, service: Service, grant: Grant, headers: Mapping[str, str], found: Mapping[str, Any]) -> "Call":
         """From a request's headers and parameters."""
         wants_arrow = (found.get("format") or ("arrow" if ARROW in headers.get("accept", "") else "json")) == "arrow"
-        known = (each.strip().removeprefix("W/") for each in headers.get("if-none-match", "").split(","))
+        known = headers.get("if-none-match", "")
+        etags = frozenset(each.strip().removeprefix("W/") for each in known.split(",")) if known else frozenset[str]()
         sent = {name: headers[name] for name in ("authorization",) if name in headers}
         hop = headers.get(HOP, "")
         seen_ms = int(hop) if hop.isdecimal() and len(hop) < 16 else 0
-        return cls(service, grant, wants_arrow, frozenset(known), sent, is_passed_on=bool(hop), seen_ms=seen_ms)
+        return cls(service, grant, wants_arrow, etags, sent, is_passed_on=bool(hop), seen_ms=seen_ms)
 
     def app(self, name: str) -> "StoredApp":
         """An app that may be read; what is done to it, the token's name does. Raises `Denied`, and as `Client.app`."""
@@ -258,9 +260,10 @@ class Call:
 
     async def _with(self, table: str, reading: FreshMoment) -> FreshMoment:
         """The moment with a table, by whatever name it had then. Raises `NotFound`."""
-        if not table or reading.known(table) is not None or table in reading.moment.cut.tables:
+        if not table or reading.has(table):
             return reading
-        return FreshMoment(await self.service.in_thread(lambda: reading.moment.having(table)), reading.is_newest)
+        having = await self.service.in_thread(lambda: reading.moment.having(table))
+        return FreshMoment(having, reading.is_newest, reading.asked_for)
 
     def bounds(self, folder: str) -> Bounds:
         """What its SQL may take and see, of an app's folder."""

@@ -135,7 +135,7 @@ def processor_s(process: subprocess.Popen[bytes] | None) -> float:
 
 
 def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180  # one that gives way may have to wait for a core
     while True:
         try:
             urllib.request.urlopen(f"{url}/healthz", timeout=1).read()  # noqa: S310

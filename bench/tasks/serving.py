@@ -1,4 +1,4 @@
-"""`slackwater serve` under load, beside Redis on one machine; an instance that is killed; asked right after a write.
+"""`slackwater serve` under load, beside Redis on the same machine; one instance killed; asked right after a write.
 
 `python -m bench.tasks.serving [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys and less time.
 

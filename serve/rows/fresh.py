@@ -63,9 +63,15 @@ class FreshMoment:
 
     moment: Moment
     is_newest: bool = False
+    asked_for: Callable[[str], None] = lambda _table: None
+    """Told of each table of which rows were asked for: the newest moment's are kept warm."""
     _known: dict[tuple[str, ...], Any] = field(default_factory=dict)
     _tables: dict[str, TableAnswers] = field(default_factory=dict)
     _making: Lock = field(default_factory=Lock)
+
+    def has(self, table: str) -> bool:
+        """Whether the moment has a table of this very name."""
+        return table in self._tables or table in self.moment.cut.tables
 
     def known(self, table: str) -> TableAnswers | None:
         """What is known of a table of the moment; None where it has to be made (`about`)."""

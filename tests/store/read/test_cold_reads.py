@@ -143,6 +143,16 @@ def test_an_index_that_is_larger_than_one_is_hasty_for_is_read_by_itself(
     assert reads.round_trips == 3
 
 
+def test_a_damaged_index_that_came_with_the_footer_is_seen(tmp_path: Path) -> None:
+    store = CountingStore(MemoryStore())
+    sst = put(store, np.arange(50_000), 1)
+    data = bytearray(store.get(sst.object))
+    data[sst.bytes - sst.footer_bytes - 600] ^= 1
+    store.put(sst.object, bytes(data))
+    with pytest.raises(Corruption, match="page index of row group 0"):
+        look_up(store, SstCache(tmp_path / "cache", LARGE), (sst,), np.array([7]), Reads(), Haste(0, 1 << 20, 1))
+
+
 def test_a_hundred_keys_cost_less_than_their_row_groups(
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path
 ) -> None:
