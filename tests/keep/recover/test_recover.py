@@ -134,6 +134,57 @@ def test_of_two_replicas_one_is_recovered_and_the_other_is_told_where_the_app_ru
         fence(app.store, seen, app.name, other.url, 1, by="ada@host", now_ms=2)
 
 
+@pytest.mark.parametrize(("verb", "part"), [("put_if_absent", "/leaving.json"), ("put", "/replica.json")])
+def test_of_two_fail_backs_at_one_moment_one_wins_and_the_other_is_told_where_the_app_runs(verb: str, part: str) -> None:
+    app, there, one, other = running(), AgingStore(), AgingStore(), AgingStore()
+    copy(app, there)
+    recovered(app, there, failover_kafka(app))
+    moved = goes_on(app, there, failover_kafka(app))
+    for target in (one, other):
+        copy(moved, target)
+    done: list[AgingStore] = []
+    refused: list[str] = []
+
+    def go(target: AgingStore) -> None:
+        how = {"terms": SAME, "by": "ada@host"}
+        try:
+            recover(target, app.name, failover_kafka(app), primary=lambda _root: there, **how)  # type: ignore[arg-type]
+            done.append(target)
+        except Refused as error:
+            refused.append(error.message)
+
+    there.once(verb, part, lambda: go(other))
+    go(one)
+    (winner,) = done
+    assert refused == [
+        f"{app.name} of {there.url} was recovered already, and runs under {winner.url} since: recovered from here too, "
+        "two would run"
+    ]
+    left = replicas.find(there, app.name)
+    assert left is not None
+    assert (left.state, left.root) == ("left", winner.url)
+
+
+def test_typed_again_it_does_not_count_what_it_put_there_to_fence_it() -> None:
+    app, target = running(), AgingStore()
+    copy(app, target)
+    app.run(flights(20))
+    heads = {stage: head.version for stage, head in app.heads.items()}
+    how = {"primary": lambda _root: app.store, "terms": SAME, "by": "ada@host", "as_it_is": True}
+
+    def doing(what: str) -> None:
+        if what.startswith("carrying"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recover(target, app.name, failover_kafka(app), **how, doing=doing)  # type: ignore[arg-type]
+    fenced = {stage: history.head(fresh(app.store), app.name, stage) for stage in heads}
+    assert {stage: head.version - 1 for stage, head in fenced.items() if head is not None} == heads
+    done = recover(target, app.name, failover_kafka(app), **how, dry_run=True)  # type: ignore[arg-type]
+    assert done.plan is not None
+    assert {each.stage: each.newest for each in done.plan.lost} == heads
+
+
 def test_an_app_goes_there_and_back_and_there_again() -> None:
     app, here, there = running(), AgingStore(), AgingStore()
     moved, stores = app, (app.store, here, there)
