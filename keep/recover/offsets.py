@@ -38,11 +38,6 @@ class MirrorTopics(Topics, Protocol):
         ...
 
 
-def offset_syncs(alias: str) -> str:
-    """The topic in which MirrorMaker 2 says which offsets records of a cluster have in its mirror."""
-    return f"mm2-offset-syncs.{alias}.internal"
-
-
 @dataclass(frozen=True, slots=True)
 class ReadOn:
     """Where one partition is read on, and how that is known."""

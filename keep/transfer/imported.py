@@ -30,7 +30,7 @@ from ...store.versions.apps import Cloning
 from ...store.versions.limits import MAX_OBJECT_BYTES
 from ...store.versions.manifest import AppInfo, Manifest, Origin, Sst, Table
 from ...store.versions.side_tables import columns_of, table_name
-from ..clone.first_versions import Channels, channel_topic, finish_clone
+from ..clone.first_versions import Channels, channel_topic, finish_clone, offset_syncs
 from ..clone.plan import (
     ClonePlan,
     check_channels_free,
@@ -40,7 +40,6 @@ from ..clone.plan import (
     topics_read,
     users_inputs,
 )
-from ..recover.offsets import offset_syncs
 from .document import DOCUMENT, Export, TablePart
 from .parts import changed, check_folder, read_part, read_records
 
@@ -169,9 +168,9 @@ def _check_no_mirror(kafka: Channels, topic: str, read: str, app: str) -> None:
     alias = topic.removesuffix(f".{read}")
     if alias != topic and kafka.ends(offset_syncs(alias)) is not None:
         raise Refused(
-            f"{topic} is what MirrorMaker made of {read} of the cluster {alias}: its offsets are others, and a folder "
-            "does not say which records they are of",
-            hint="import it where Kafka has the topic itself; or carry the app over as a replica, which knows by its "
+            f"{topic} is what MirrorMaker made of {read} of the cluster {alias}: its offsets are others, and nothing "
+            "here says which records they are of",
+            hint="read the topic itself, where Kafka has it; or carry the app over as a replica, which knows by its "
             f"records where it stood: slackwater replicate {app} --to ROOT --kafka THERE, then slackwater "
             f"recover {app} --from ROOT --mirror {alias} --kafka HERE",
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...errors import Forgotten, Gone, Refused
+from ...errors import Gone, KeysForgotten, Refused
 from ...store.archive.reading import Archives, TopicArchives
 from ...store.objects.protocol import ObjectStore
 from .columns import ArchivedMessages
@@ -164,4 +164,4 @@ def _archived(
     if gone is None and errors:
         raise errors[0]
     if gone is not None and archive.forgotten(partition, start, end):
-        gone.append(Forgotten("keys were forgotten"))
+        gone.append(KeysForgotten("keys were forgotten"))

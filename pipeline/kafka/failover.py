@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import xxhash
 
 from ...errors import NotFound
-from ...keep.recover.offsets import Sync, offset_syncs
+from ...keep.clone.first_versions import offset_syncs
+from ...keep.recover.offsets import Sync
 from ...moments.cut.replicas import Anchor
 from .channels import KafkaChannels
 from .protocol import FOR_EVER, Message

@@ -135,7 +135,9 @@ def test_of_two_replicas_one_is_recovered_and_the_other_is_told_where_the_app_ru
 
 
 @pytest.mark.parametrize(("verb", "part"), [("put_if_absent", "/leaving.json"), ("put", "/replica.json")])
-def test_of_two_fail_backs_at_one_moment_one_wins_and_the_other_is_told_where_the_app_runs(verb: str, part: str) -> None:
+def test_of_two_fail_backs_at_one_moment_one_wins_and_the_other_is_told_where_the_app_runs(
+    verb: str, part: str
+) -> None:
     app, there, one, other = running(), AgingStore(), AgingStore(), AgingStore()
     copy(app, there)
     recovered(app, there, failover_kafka(app))

@@ -261,7 +261,9 @@ def test_texts_of_edits_that_had_a_key_go_from_a_replica_too_however_long_they_w
     copies.round()
     copies.round()
     assert occurrences(app.store, "N003") == []
-    assert [name for name, _ in occurrences(target, "N003") if "/snapshots/" not in name] == []  # what is in flight stays
+    assert [
+        name for name, _ in occurrences(target, "N003") if "/snapshots/" not in name
+    ] == []  # what is in flight stays
     assert verify(fresh(target), app.name, now_ms=LATER_MS, deep=True).consistent
 
 
