@@ -12,6 +12,8 @@ from slackwater.keep.recover.recover import Recovered, recover
 from slackwater.keep.replicate.replicate import Replicator
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut import replicas
+from slackwater.moments.cut.resolve import resolve
+from slackwater.moments.take.snapshots import pin
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.commit import successor
@@ -210,9 +212,11 @@ def test_an_app_goes_there_and_back_and_there_again() -> None:
         moved = went_on
 
 
-def test_a_replica_that_was_broken_off_beyond_its_cut_goes_back_to_the_cut() -> None:
+@pytest.mark.parametrize("only_snapshots", [False, True])
+def test_a_replica_that_was_broken_off_beyond_its_cut_goes_back_to_the_cut(only_snapshots: bool) -> None:
     app, target = running(), AgingStore()
-    copy(app, target)
+    pin(app.store, resolve(app.store, app.name, now_ms=LATER_MS), "friday", by="ada@host", reader=app.kafka)
+    copy(app, target, only_snapshots=only_snapshots)
     cut = replicas.newest_cut(target, app.name)
     assert cut is not None
     app.run(flights(20))

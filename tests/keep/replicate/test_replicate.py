@@ -161,6 +161,12 @@ def test_what_is_no_replica_of_this_app_is_refused_and_not_touched() -> None:
     store_of(other)
     with pytest.raises(Refused, match="is a replica of"):
         copy(other, target)
+    info = apps.read_app(other.store, other.name)
+    other.store.put(keys.app_info(other.name), codec.encode(replace(info, created_ms=7)))
+    with pytest.raises(
+        Refused, match=f"is a replica of another app 'flights': of the one under {app.store.url} that was"
+    ):
+        copy(other, target)
     with pytest.raises(Refused, match="replica of every version"):
         copy(app, target, only_snapshots=True)
 
