@@ -96,7 +96,7 @@ class Gone(Refused):
     """Records that are to be read are not in Kafka any more."""
 
 
-class Forgotten(Gone):
+class KeysForgotten(Gone):
     """Of records that are to be read, some held keys that were forgotten: fewer are there, and that is right."""
 
 

@@ -91,6 +91,11 @@ class Carried(Struct, frozen=True):
     """For each receiver, how many records were forgotten of those on their way to it, by Kafka partition."""
 
 
+def offset_syncs(alias: str) -> str:
+    """The topic in which MirrorMaker 2 says which offsets records of a cluster have in its mirror."""
+    return f"mm2-offset-syncs.{alias}.internal"
+
+
 def channel_topic(app: str, channel: str) -> str:
     """The repartition topic behind a channel."""
     return f"{app}-{channel}-repartition"

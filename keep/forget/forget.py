@@ -26,7 +26,7 @@ from ulid import ULID
 
 from ... import instants
 from ...errors import Refused, SlackwaterError, Usage
-from ...moments.cut.stored import open_requests
+from ...moments.cut.stored import notify, open_requests
 from ...moments.take.audit_log import record_once, why
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -323,6 +323,9 @@ def _begin(work: Work) -> bool:
                 _end(work, only=new.id)
             under_way.check_none(search.member.store, search.member.app, "no others are")
         fresh, new = False, found
+    for search in work.searches:
+        # Runners that run ahead of the store stop doing so.
+        notify(search.member.store, search.member.app)
     return fresh
 
 

@@ -8,6 +8,7 @@ from io import BytesIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
+from msgspec import Struct
 from msgspec.structs import replace
 from ulid import ULID
 
@@ -281,17 +282,30 @@ def _since_ms(store: ObjectStore, app: str, stage: str) -> int:
 
 
 def blot(work: Work) -> None:
-    """Take the keys out of what people wrote of edits."""
+    """Take the keys out of what people wrote of edits; an app's next index tells its replicas of versions with such."""
     for search in work.searches:
         store, app = search.member.store, search.member.app
         for done in OPERATIONS.all(store, app):
             detail, message = (_BLOTTED if search.in_text(text) else text for text in (done.detail, done.message))
             if (detail, message) != (done.detail, done.message):
-                OPERATIONS.put(store, replace(done, detail=detail, message=message), app)
-        for manifest in search.edited():
+                told = replace(done, detail=detail, message=message)
+                if _alike(done, told):
+                    told = replace(told, detail=f"{detail}.")
+                OPERATIONS.put(store, told, app)
+        versions = tuple(search.edited())
+        for manifest in versions:
             edit = manifest.edited
             assert edit is not None  # noqa: S101  what `edited` gives
             what, message = (_BLOTTED if search.in_text(text) else text for text in (edit.what, edit.message))
             made = replace(manifest, edited=replace(edit, what=what, message=message))
+            if _alike(manifest, made):
+                made = replace(made, edited=replace(edit, what=f"{what}.", message=message))
             store.put(keys.manifest(app, manifest.stage, manifest.version), codec.encode(made))
         history.forget(store, app)
+        if versions:
+            forgotten.change(store, app, lambda head: head, by=work.by, now_ms=work.now_ms())
+
+
+def _alike(had: Struct, made: Struct) -> bool:
+    """Whether both are of one length, by which a replica would take them for the same object."""
+    return len(codec.encode(had)) == len(codec.encode(made))

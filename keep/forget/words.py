@@ -181,6 +181,8 @@ def _is_bytes(kind: pa.DataType) -> bool:
 _TOKEN = re.compile(rb"[0-9A-Za-z_.+-]+")
 """All that a number goes on with."""
 _WORD = re.compile(rb"[0-9A-Za-z_\x80-\xff]")
+_PLAIN = re.compile(rb"[ !#-.0-\[\]-~]+")
+"""What JSON writes as it is."""
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
@@ -215,6 +217,8 @@ def _is_text(data: bytes) -> bool:
 def _spellings(value: str | bytes) -> tuple[bytes, ...]:
     """A text as UTF-8, and as JSON writes it, with and without what is beyond ASCII escaped; bytes as they are."""
     word = value.encode() if isinstance(value, str) else value
+    if _PLAIN.fullmatch(word):
+        return (word,)
     try:
         text = word.decode()
     except UnicodeDecodeError:

@@ -308,7 +308,8 @@ _DOCUMENTS = {
     "forgetting.json": "it says that keys are being forgotten: kept until that is done",
     "replicas/": "it says how far a replica of the app is: kept until `slackwater replicate --end`",
     **dict.fromkeys(
-        ("replica.json", "replica/", "recovery.json"), "it says that the app is a replica, or was recovered from one"
+        ("replica.json", "replica/", "recovery.json", "leaving.json"),
+        "it says that the app is a replica, or was recovered from one",
     ),
     "snapshots/": "it is a snapshot: kept until `slackwater snapshot rm` removes it",
     "requests/": "it asks for a snapshot: kept until that is complete or withdrawn",

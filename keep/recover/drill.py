@@ -108,7 +108,7 @@ def drill(
         old = primary(found.root) if primary is not None else None
         doing(f"looking at {found.root}")
         with clock.step("look at where it runs"):
-            there = look(old, found.root, app, found.created_ms)
+            there = look(old, found.root, app, found.created_ms, target.url)
         there.check_not_left(app, target.url)
         with clock.step("check the replica and Kafka"):
             plan = make_plan(target, app, kafka, there, terms)

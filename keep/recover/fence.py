@@ -41,8 +41,11 @@ class RecoveredElsewhere(Refused):
         )
 
 
-def look(store: ObjectStore | None, root: str, app: str, created_ms: int) -> Primary:
-    """The app where it ran, as far as that answers: whatever is wrong there is no error."""
+def look(store: ObjectStore | None, root: str, app: str, created_ms: int, to: str) -> Primary:
+    """The app where it ran, as far as that answers: whatever is wrong there is no error.
+
+    What an earlier call that was to recover it under `to` put there to fence it is not counted.
+    """
     if store is None:
         return Primary(root, {}, "it was not asked")
     try:
@@ -51,7 +54,10 @@ def look(store: ObjectStore | None, root: str, app: str, created_ms: int) -> Pri
             return Primary(root, {}, "it has no such app any more")
         found = find(store, app)
         left_for = found.root if found is not None and found.state == "left" else ""
-        return Primary(root, heads_of(store, app, history.list_stages(store, app)), left_for=left_for)
+        heads = heads_of(store, app, history.list_stages(store, app))
+        own = {stage: next(each for each in history.backwards(store, head) if each.by != _by(to))
+               for stage, head in heads.items() if head.by == _by(to)}  # fmt: skip
+        return Primary(root, {**heads, **own}, left_for=left_for)
     except SlackwaterError as error:
         return Primary(root, {}, error.message)
 
@@ -63,14 +69,13 @@ def fence(store: ObjectStore, primary: Primary, app: str, to: str, created_ms: i
     Raises `Refused` where the app was recovered from another replica at the same moment.
     """
     try:
-        left, key = Replica(app, to, created_ms, "left", by=by, time_ms=now_ms), keys.replica(app)
-        had = notes.add(store, key, left, under=lambda each: keys.replica(each.app))
-        if had.state == "recovered":
-            notes.put(store, key, left)
-        elif had.state == "left" and had.root != to:
-            raise RecoveredElsewhere(app, store.url, had.root)
+        wanted, key = Replica(app, to, created_ms, "left", by=by, time_ms=now_ms), keys.leaving(app)
+        left = notes.add(store, key, wanted, under=lambda each: keys.leaving(each.app))
+        if left.root != to:
+            raise RecoveredElsewhere(app, store.url, left.root)
+        notes.put(store, keys.replica(app), left)
         for stage, head in primary.heads.items():
-            if head.retired or head.by == _by(to):
+            if head.retired:
                 continue
             change = Amendment("claim", requires=lambda newest: newest.by != _by(to) and not newest.retired)
             amend(store, (app, stage), change, by=_by(to), now_ms=now_ms)

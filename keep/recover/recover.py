@@ -222,7 +222,7 @@ def recover(
     if decided is None:
         doing(f"looking at {found.root}")
         with clock.step("look at where it ran"):
-            there = look(old, found.root, app, found.created_ms)
+            there = look(old, found.root, app, found.created_ms, target.url)
         there.check_not_left(app, target.url)
         with clock.step("check the replica and Kafka"):
             plan = make_plan(target, app, kafka, there, terms)

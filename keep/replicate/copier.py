@@ -63,6 +63,10 @@ class Copier:
         """Those that are not there in this length."""
         return [info for info in infos if not self._has(info.key, info.size_bytes)]
 
+    def changed(self, infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+        """Those that are there in another length."""
+        return [info for info in self.missing(infos) if info.key in self._sizes[_folder(info.key)]]
+
     def one(self, key: str) -> bool:
         """Copy one object, whatever was there. Returns whether there is such a one."""
         try:
@@ -134,6 +138,8 @@ def copy_rules(copier: Copier, app: str) -> None:
     if new:
         for stage in copier.source.list_folders(keys.stages(app)):
             copier.listed(copier.source.list(keys.ssts(app, stage)))
+            # Of edits whose texts had a key.
+            copier.listed(copier.changed(copier.source.list(keys.manifests(app, stage))))
         prefix = keys.snapshots(app)
         copier.listed(info for info in copier.source.list(prefix) if "/" in info.key.removeprefix(prefix))
         left = (sst for sst in forgotten.newest(copier.source, app).ssts.values() if sst is not None)

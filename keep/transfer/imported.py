@@ -30,7 +30,7 @@ from ...store.versions.apps import Cloning
 from ...store.versions.limits import MAX_OBJECT_BYTES
 from ...store.versions.manifest import AppInfo, Manifest, Origin, Sst, Table
 from ...store.versions.side_tables import columns_of, table_name
-from ..clone.first_versions import Channels, channel_topic, finish_clone
+from ..clone.first_versions import Channels, channel_topic, finish_clone, offset_syncs
 from ..clone.plan import (
     ClonePlan,
     check_channels_free,
@@ -152,6 +152,7 @@ def _plan(target: ObjectStore, folder: Folder, info: AppInfo, kafka: Channels) -
     read = {declared: info.origin.topics.get(declared, at.topic) for declared, at in users_inputs(cut)}
     if not done:
         for declared, at in users_inputs(cut):
+            _check_no_mirror(kafka, read[declared], at.topic, cut.app)
             kafka.check_topic(read[declared], at.offsets)
     if begun is None:
         check_channels_free(cut, name, kafka)
@@ -160,6 +161,19 @@ def _plan(target: ObjectStore, folder: Folder, info: AppInfo, kafka: Channels) -
     sizes = {each: table.bytes for each, table in folder.export.tables.items()}
     found = begun.info if isinstance(begun, Cloning) else begun
     return ClonePlan(cut, found or info, target.url, read, in_flight, sizes, begun is not None, done, note)
+
+
+def _check_no_mirror(kafka: Channels, topic: str, read: str, app: str) -> None:
+    """Raise `Refused` where a topic is one that MirrorMaker 2 made of the one that was read."""
+    alias = topic.removesuffix(f".{read}")
+    if alias != topic and kafka.ends(offset_syncs(alias)) is not None:
+        raise Refused(
+            f"{topic} is what MirrorMaker made of {read} of the cluster {alias}: its offsets are others, and nothing "
+            "here says which records they are of",
+            hint="read the topic itself, where Kafka has it; or carry the app over as a replica, which knows by its "
+            f"records where it stood: slackwater replicate {app} --to ROOT --kafka THERE, then slackwater "
+            f"recover {app} --from ROOT --mirror {alias} --kafka HERE",
+        )
 
 
 def _begun(target: ObjectStore, planned: AppInfo) -> AppInfo | Cloning | None:

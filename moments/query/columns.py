@@ -163,11 +163,20 @@ def value_of(value: object, kind: pa.DataType) -> object:
 
 
 def _parse_all(texts: Sequence[object], kind: pa.DataType) -> pa.Array:
-    """Many values at once, where they are plain text; one after the other else."""
-    is_plain = pa.types.is_string(kind) or pa.types.is_integer(kind)
-    if is_plain and all(isinstance(each, str) for each in texts):
-        return pa.array(texts, pa.string()).cast(kind)
-    return pa.chunked_array([_parse(each, kind) for each in texts], kind)
+    """Many values at once, where they are plain text; one after the other else. Raises as `_parse`, of any of them."""
+    plain = [each for each in texts if isinstance(each, str)]
+    if not plain or len(plain) < len(texts) or pa.types.is_nested(kind):
+        return pa.chunked_array([_parse(each, kind) for each in texts], kind)
+    if pa.types.is_binary(kind):
+        return pa.array(map(bytes.fromhex, plain), kind)
+    values, zoned = pa.array(plain, pa.string()), 0
+    if pa.types.is_timestamp(kind) and kind.tz:
+        # Arrow wants an offset for a timestamp with a zone, and none for one without: a plain time is UTC.
+        zoned = sum(_ZONED.search(each) is not None for each in plain)
+        if 0 < zoned < len(plain):
+            return pa.chunked_array([_parse_all([each], kind) for each in plain], kind)
+        values = values if zoned else values.cast(pa.timestamp(kind.unit))
+    return values.cast(kind)
 
 
 def _booleans_as_text(found: dict[str, object]) -> dict[str, object]:
@@ -189,12 +198,7 @@ def _parse(value: object, kind: pa.DataType) -> pa.Array:
         if pa.types.is_integer(kind) and not isinstance(value, Integral):
             raise ValueError("Arrow would cut off what lies behind the point")
         return pa.array([value], kind)
-    if pa.types.is_binary(kind):
-        return pa.array([bytes.fromhex(value)], kind)
-    if pa.types.is_timestamp(kind) and kind.tz:
-        # Arrow wants an offset for a timestamp with a zone, and none for one without: a plain time is UTC.
-        return pa.array([value]).cast(kind if _ZONED.search(value) else pa.timestamp(kind.unit)).cast(kind)
-    return pa.array([value]).cast(kind)
+    return pa.array([value]).cast(kind) if pa.types.is_nested(kind) else _parse_all([value], kind)
 
 
 def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[object]) -> pa.Table:

@@ -111,6 +111,8 @@ class Committer:
     ) -> None:
         self.head = self._claimed = claimed
         """The newest committed version."""
+        self.in_order = False
+        """Whether nothing is to run ahead of the store now: what is acknowledged cannot be computed once more."""
         self._store, self._meter, self._spool, self._fill = store, meter, spool, fill
         self._max_unflushed, self._failed = max_unflushed, failed
         self._committing = threading.Lock()
@@ -133,7 +135,8 @@ class Committer:
     def submit(self, change: PendingVersion) -> None:
         """Make a version durable: one request, unless its number is taken.
 
-        With `max_unflushed`, only see that it will be, and return, as soon as no more than that many are on their way.
+        With `max_unflushed`, only see that it will be, and return, as soon as no more than that many are on their way;
+        but `in_order`, wait until it is.
 
         Raises `Fenced` where a writer with a newer epoch took the stage over, `CommitConflict` where somebody else
         committed what is of none of `BESIDE_BATCHES`, `Outdated`, and `Refused` where this was closed.
@@ -142,14 +145,18 @@ class Committer:
             self._commit(change)
             return
         with self._moved:
-            self._moved.wait_for(lambda: self._over or len(self._unflushed) < self._max_unflushed)
+            most = 1 if self.in_order else self._max_unflushed
+            self._moved.wait_for(lambda: self._over or len(self._unflushed) < most)
             if self._failure is not None:
                 raise self._failure
             if self._closed:
                 name = f"{change.manifest.app}/{change.manifest.stage}"
                 raise Refused(f"stage {name} was stopped before its last batch; it is read again by the next run")
-            self._unflushed.append((change, time.monotonic() - change.started))
-            self._moved.notify_all()
+            if not self.in_order:
+                self._unflushed.append((change, time.monotonic() - change.started))
+                self._moved.notify_all()
+                return
+        self._commit(change)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until all that was submitted is committed; False when it is not after the timeout, or failed."""

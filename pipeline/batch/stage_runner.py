@@ -122,6 +122,10 @@ class StageRunner:
         """Have the next version forget these recorded snapshots, as nobody asks for them any more."""
         self._closed_snapshots = snapshots
 
+    def keep_in_order(self, wanted: bool) -> None:
+        """Whether each batch is to be committed before the next, whatever `max_unflushed` says."""
+        self._committer.in_order = wanted
+
     def stop(self) -> None:
         """Start no further batch."""
         self._stopping = True

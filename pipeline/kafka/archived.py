@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...errors import Forgotten, Gone, Refused
+from ...errors import Gone, KeysForgotten, Refused
 from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent, common
 from ...store.archive.reading import Archives, TopicArchives
@@ -143,7 +143,7 @@ class ArchivedKafka:
         if gone is None and errors:
             raise errors[0]
         if gone is not None and archive.forgotten(partition, first, end):
-            gone.append(Forgotten("keys were forgotten"))
+            gone.append(KeysForgotten("keys were forgotten"))
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
         return self.kafka.send(topic, records, patience_s=patience_s)

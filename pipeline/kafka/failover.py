@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import xxhash
 
 from ...errors import NotFound
+from ...keep.clone.first_versions import offset_syncs
 from ...keep.recover.offsets import Sync
 from ...moments.cut.replicas import Anchor
 from .channels import KafkaChannels
@@ -50,7 +51,7 @@ class FailoverKafka(KafkaChannels):
 
     def syncs(self, alias: str, topic: str, /) -> Mapping[int, Sequence[Sync]]:
         """See `offsets.Topics`; nothing where there is no such topic of MirrorMaker's in this Kafka."""
-        about = f"mm2-offset-syncs.{alias}.internal"
+        about = offset_syncs(alias)
         found: dict[int, list[Sync]] = {}
         bounds = self.bounds(about)
         for start, end in zip(*bounds, strict=True) if bounds is not None else ():

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...errors import Corruption, Forgotten, Gone
+from ...errors import Corruption, Gone, KeysForgotten
 from ...moments.cut.stored import ADDRESS
 from ...store.sst.evolution import fits
 from .protocol import HEADER, Kafka, Message, Offsets, Record
@@ -197,7 +197,7 @@ def check_count(
     """
     if sent is None or found == sent:
         return
-    if lost := [each for each in gone if not isinstance(each, Forgotten)]:
+    if lost := [each for each in gone if not isinstance(each, KeysForgotten)]:
         raise lost[-1]
     if not gone or found > sent:
         address = f"{topic}[{partition}]@{start}..{end}"

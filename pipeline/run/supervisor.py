@@ -205,6 +205,8 @@ class Supervisor:
             versions = [runner.head.version for runner in self.runners]
             requested = self.watch.look(busy=versions != before)
             self.publishers.hurry(hurried=self.watch.held)
+            for runner in self.runners:
+                runner.keep_in_order(self.watch.forgetting)
             if requested or self._to_do:
                 try:
                     self._to_do = not self.asked.check(self.runners)

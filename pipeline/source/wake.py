@@ -14,6 +14,7 @@ from ...keep.promote.hold import LAPSE_S, Hold
 from ...moments.cut.stored import newest_notice, open_requests
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.key_share import KeyShare
+from ...store.versions.forgotten import under_way
 
 _BUSY_S = 0.25
 _IDLE_S = 1.5
@@ -131,6 +132,8 @@ class RequestWatch:
     _seen: bytes | None = None
     _looked_s: float = float("-inf")
     _listed_s: float = float("-inf")
+    forgetting: bool = field(default=False, init=False)
+    """Whether keys are being forgotten."""
     _hold: Hold | None = None
     _renewed_s: float = 0.0
 
@@ -153,6 +156,8 @@ class RequestWatch:
         is_news = notice != self._seen or now_s - self._listed_s >= _LIST_S
         if is_news or self._hold is not None:
             self._obey(hold.find(self.store, self.app), now_s)
+        if is_news or self.forgetting:
+            self.forgetting = under_way.find(self.store, self.app) is not None
         if not is_news:
             return False
         self.planners.ask(each.id for each in open_requests(self.store, self.app))

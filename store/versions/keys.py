@@ -78,6 +78,8 @@ forgetting = _in_app("forgetting.json")
 """The note that keys are being forgotten. It says which ones to nobody who does not know them."""
 hold = _in_app("hold.json")
 """The note that the app is to read no further than some offsets."""
+leaving = _in_app("leaving.json")
+"""The note that the app was recovered elsewhere, and where: of two that recover it at once, one puts it."""
 notice = _in_app("notice.json")
 """Written over whenever something is asked of the app's runners, who read it often."""
 protected = _in_app("protected.json")

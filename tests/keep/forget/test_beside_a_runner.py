@@ -16,6 +16,7 @@ from slackwater.keep.rejected.schema import REJECTED_RECORDS
 from slackwater.moments.query.columns import parse_key
 from slackwater.pipeline.batch.committer import Committer, ForgottenMeanwhile, PendingVersion
 from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, row_of
+from slackwater.pipeline.source.wake import PlannerFiles, RequestWatch
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick_for
 from slackwater.store.compaction.plan import Done, apply
@@ -41,7 +42,7 @@ GONE = "person-2"
 class Runner:
     """A stage of a table that counts, with a runner that has batches, and merges that wait for one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_unflushed: int = 0) -> None:
         self.store, self.cache = AgingStore(), SstCache(folder, 1 << 30)
         apps.create_app(self.store, AppInfo("app", 1))
 
@@ -49,7 +50,8 @@ class Runner:
             return replace(draft, table=TABLE)
 
         head = claim(self.store, "app", "people", writer="w", by="host:1", now_ms=1, build=born)
-        self.committer = Committer(self.store, head)
+        self.failed: list[BaseException] = []
+        self.committer = Committer(self.store, head, max_unflushed=max_unflushed, failed=self.failed.append)
         self.merges: tuple[Done, ...] = ()
         self.made_again = 0
 
@@ -143,6 +145,33 @@ def test_a_batch_that_ends_anywhere_meanwhile_counts_the_key_from_then_on_or_not
         old = [rows for name, rows in stored(runner) if rows.get(GONE, 0) > counts.get(GONE, 0) + 1]
         assert old == []
     assert met == {None, 1}
+
+
+def test_a_runner_that_runs_ahead_of_the_store_commits_in_order_meanwhile_and_goes_on(tmp_path: Path) -> None:
+    runner = Runner(tmp_path, max_unflushed=3)
+    watch = RequestWatch(runner.store, "app", PlannerFiles(tmp_path / "told"), clock=iter(range(0, 1_000, 10)).__next__)
+    watch.look(busy=False)
+    for _ in range(3):
+        runner.end(runner.begin())
+    seen: list[bool] = []
+
+    def look() -> None:
+        watch.look(busy=False)
+        seen.append(watch.forgetting)
+        runner.committer.in_order = watch.forgetting
+
+    under_way = runner.begin()
+    runner.store.once("list", "/sst/", look)
+    runner.forget()
+    runner.end(under_way)  # it was computed on what has the key
+    assert (seen, runner.made_again) == ([True], 1)
+    assert runner.counts() == {"person-1": 4, "person-2": 1, "person-3": 4}
+    look()
+    assert seen == [True, False]
+    runner.end(runner.begin())
+    assert runner.committer.drain(10)
+    assert runner.counts() == {"person-1": 5, "person-2": 2, "person-3": 5}
+    assert runner.failed == []
 
 
 def started(folder: Path, merging: bool) -> Runner:

@@ -12,6 +12,8 @@ from slackwater.keep.recover.recover import Recovered, recover
 from slackwater.keep.replicate.replicate import Replicator
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut import replicas
+from slackwater.moments.cut.resolve import resolve
+from slackwater.moments.take.snapshots import pin
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.commit import successor
@@ -134,6 +136,59 @@ def test_of_two_replicas_one_is_recovered_and_the_other_is_told_where_the_app_ru
         fence(app.store, seen, app.name, other.url, 1, by="ada@host", now_ms=2)
 
 
+@pytest.mark.parametrize(("verb", "part"), [("put_if_absent", "/leaving.json"), ("put", "/replica.json")])
+def test_of_two_fail_backs_at_one_moment_one_wins_and_the_other_is_told_where_the_app_runs(
+    verb: str, part: str
+) -> None:
+    app, there, one, other = running(), AgingStore(), AgingStore(), AgingStore()
+    copy(app, there)
+    recovered(app, there, failover_kafka(app))
+    moved = goes_on(app, there, failover_kafka(app))
+    for target in (one, other):
+        copy(moved, target)
+    done: list[AgingStore] = []
+    refused: list[str] = []
+
+    def go(target: AgingStore) -> None:
+        how = {"terms": SAME, "by": "ada@host"}
+        try:
+            recover(target, app.name, failover_kafka(app), primary=lambda _root: there, **how)  # type: ignore[arg-type]
+            done.append(target)
+        except Refused as error:
+            refused.append(error.message)
+
+    there.once(verb, part, lambda: go(other))
+    go(one)
+    (winner,) = done
+    assert refused == [
+        f"{app.name} of {there.url} was recovered already, and runs under {winner.url} since: recovered from here too, "
+        "two would run"
+    ]
+    left = replicas.find(there, app.name)
+    assert left is not None
+    assert (left.state, left.root) == ("left", winner.url)
+
+
+def test_typed_again_it_does_not_count_what_it_put_there_to_fence_it() -> None:
+    app, target = running(), AgingStore()
+    copy(app, target)
+    app.run(flights(20))
+    heads = {stage: head.version for stage, head in app.heads.items()}
+    how = {"primary": lambda _root: app.store, "terms": SAME, "by": "ada@host", "as_it_is": True}
+
+    def doing(what: str) -> None:
+        if what.startswith("carrying"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recover(target, app.name, failover_kafka(app), **how, doing=doing)  # type: ignore[arg-type]
+    fenced = {stage: history.head(fresh(app.store), app.name, stage) for stage in heads}
+    assert {stage: head.version - 1 for stage, head in fenced.items() if head is not None} == heads
+    done = recover(target, app.name, failover_kafka(app), **how, dry_run=True)  # type: ignore[arg-type]
+    assert done.plan is not None
+    assert {each.stage: each.newest for each in done.plan.lost} == heads
+
+
 def test_an_app_goes_there_and_back_and_there_again() -> None:
     app, here, there = running(), AgingStore(), AgingStore()
     moved, stores = app, (app.store, here, there)
@@ -157,9 +212,11 @@ def test_an_app_goes_there_and_back_and_there_again() -> None:
         moved = went_on
 
 
-def test_a_replica_that_was_broken_off_beyond_its_cut_goes_back_to_the_cut() -> None:
+@pytest.mark.parametrize("only_snapshots", [False, True])
+def test_a_replica_that_was_broken_off_beyond_its_cut_goes_back_to_the_cut(only_snapshots: bool) -> None:
     app, target = running(), AgingStore()
-    copy(app, target)
+    pin(app.store, resolve(app.store, app.name, now_ms=LATER_MS), "friday", by="ada@host", reader=app.kafka)
+    copy(app, target, only_snapshots=only_snapshots)
     cut = replicas.newest_cut(target, app.name)
     assert cut is not None
     app.run(flights(20))

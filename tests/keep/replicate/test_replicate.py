@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import ObjectNotFound, Refused, Usage
 from slackwater.keep.clone.clone import clone
+from slackwater.keep.edit.edit import edit
 from slackwater.keep.forget.family import KeysAsked
 from slackwater.keep.forget.forget import forget
 from slackwater.keep.gc.retention import Retention
@@ -15,6 +16,7 @@ from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut import replicas
 from slackwater.moments.cut.resolve import resolve
 from slackwater.moments.cut.stored import list_snapshots
+from slackwater.moments.take.audit_log import because, record
 from slackwater.moments.take.snapshots import pin
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
@@ -159,6 +161,12 @@ def test_what_is_no_replica_of_this_app_is_refused_and_not_touched() -> None:
     store_of(other)
     with pytest.raises(Refused, match="is a replica of"):
         copy(other, target)
+    info = apps.read_app(other.store, other.name)
+    other.store.put(keys.app_info(other.name), codec.encode(replace(info, created_ms=7)))
+    with pytest.raises(
+        Refused, match=f"is a replica of another app 'flights': of the one under {app.store.url} that was"
+    ):
+        copy(other, target)
     with pytest.raises(Refused, match="replica of every version"):
         copy(app, target, only_snapshots=True)
 
@@ -241,6 +249,27 @@ def test_keys_that_are_forgotten_while_it_copies_are_no_damage(verb: str, part: 
     assert verify(fresh(target), app.name, now_ms=LATER_MS, deep=True).consistent
     copies.round()
     assert [name for name, _ in occurrences(target, "N003") if "/sst/" in name] == []
+    assert verify(fresh(target), app.name, now_ms=LATER_MS, deep=True).consistent
+
+
+def test_texts_of_edits_that_had_a_key_go_from_a_replica_too_however_long_they_were(tmp_path: Path) -> None:
+    app, target = running(), AgingStore()
+    cache, who = SstCache(tmp_path, 1 << 30), "ada@host"
+    for length in (10, 11, 12):  # the text in their place is as long as one of them
+        record(app.store, app.name, "edit", "N003".ljust(length, "!"), who)
+        sql = f"UPDATE aircraft SET flights = flights + {length} WHERE tail = 'N003'"
+        with because("N003".ljust(length, "!")):
+            edit(app.store, cache, app.name, "aircraft", "N003".ljust(length, "?"), sql=sql, by=who)
+    copies = replicator(app, target)
+    copies.round()
+    asked = KeysAsked.of(("aircraft=N003",))
+    forget(app.store, cache, app.name, asked, by=who)
+    copies.round()
+    copies.round()
+    assert occurrences(app.store, "N003") == []
+    assert [
+        name for name, _ in occurrences(target, "N003") if "/snapshots/" not in name
+    ] == []  # what is in flight stays
     assert verify(fresh(target), app.name, now_ms=LATER_MS, deep=True).consistent
 
 

@@ -303,6 +303,21 @@ def test_a_name_that_is_taken_topics_that_are_and_offsets_that_are_gone_are_refu
     assert apps.list_apps(app.store) == ("flights", "taken")
 
 
+def test_a_topic_that_mirrormaker_made_is_refused_and_what_knows_its_offsets_is_named(
+    app: FlightsApp, cache: SstCache, tmp_path: Path
+) -> None:
+    leave(app, cache, out := tmp_path / "out")
+    app.kafka.topics["primary.flights"] = [list(each) for each in app.kafka.topics["flights"]]
+    # By its name alone it is none.
+    assert not come(app, out, topics={"flights": "primary.flights"}, dry_run=True).done
+    app.kafka.create("mm2-offset-syncs.primary.internal", 1)
+    before = {info.key for info in app.store.list("")}
+    with pytest.raises(Refused, match="what MirrorMaker made of flights of the cluster primary") as refused:
+        come(app, out, topics={"flights": "primary.flights"})
+    assert "slackwater recover flights --from ROOT --mirror primary" in refused.value.hint
+    assert {info.key for info in app.store.list("")} == before
+
+
 def test_typed_again_it_is_done_and_another_folder_does_not_go_on_with_it(
     app: FlightsApp, cache: SstCache, tmp_path: Path
 ) -> None:
