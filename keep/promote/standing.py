@@ -49,7 +49,12 @@ def furthest(heads: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
 
 def behind(heads: Iterable[Manifest], at: Offsets) -> int:
     """How many records the stage that is furthest behind these offsets has still to read up to them."""
-    return max((sum(max(0, end - had) for end, had in _pairs(one, at)) for one in users_inputs(heads)), default=0)
+    return max((left(one, at) for one in users_inputs(heads)), default=0)
+
+
+def left(one: Input, at: Offsets) -> int:
+    """How many records an input has still to read up to these offsets."""
+    return sum(max(0, end - had) for end, had in _pairs(one, at))
 
 
 def short_of(store: ObjectStore, head: Manifest, at: Place) -> str:

@@ -8,7 +8,7 @@
    once, or withdrawn once: by this call, which finds that a stage has moved on, or by whoever runs the old app again.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -139,15 +139,21 @@ def withdraw(store: ObjectStore, promotion: Promotion, over: str, *, by: str, no
     return apps.NAMES.add(store, wanted).folder != promotion.to
 
 
-def settled(store: ObjectStore, heads: Iterable[Manifest], *, by: str, now_ms: int) -> Promotion | None:
-    """The newest promotion that an app takes part in, which counts or not: one over it that is undecided is withdrawn.
+def settled(
+    store: ObjectStore, heads: Iterable[Manifest], *, by: str, now_ms: int, claims: Collection[str] = ()
+) -> Promotion | None:
+    """The newest promotion that an app takes part in, which counts or not. For whoever is about to run its stages.
 
-    For whoever is about to run the app. No request for one that never took part in any.
+    One that is undecided is withdrawn where it is over this app. So it is where a stage that is about to be claimed is
+    not prepared: by the others the claim would give it the sinks, and nobody would ask whether it may publish them. No
+    request for an app that never took part in any.
     """
     found = tuple(heads)
     newest = newest_of(found)
-    if newest is not None and newest.to != found[0].app and apps.outcome(store, newest) is None:
-        withdraw(store, newest, found[0].app, by=by, now_ms=now_ms)
+    prepared = {head.stage for head in found if head.promotion == newest or head.retired}
+    is_ready = newest is not None and newest.to == found[0].app and prepared.issuperset(claims)
+    if newest is not None and not is_ready and apps.outcome(store, newest) is None:
+        withdraw(store, newest, apps.folder_of(store, newest.name), by=by, now_ms=now_ms)
     return newest
 
 

@@ -126,7 +126,8 @@ def preflight(app: App, options: Options, news: News) -> Start:
     heads = [head for head, _ in checked.values() if head is not None]
     if info is not None and not heads:
         heads = [*heads_of(store, app.name, history.list_stages(store, app.name)).values()]
-    promotion = settled(store, heads, by=claimer.by, now_ms=instants.now_ms()) if heads else None
+    now_ms = instants.now_ms()
+    promotion = settled(store, heads, by=claimer.by, now_ms=now_ms, claims=checked) if heads else None
     if promotion is not None:
         check_program(store, app, heads)
     number = promotion.number if promotion is not None else 0

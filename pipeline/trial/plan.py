@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ... import instants
 from ...errors import Refused, Usage
-from ...fold.records import ranges
-from ...keep.promote.standing import furthest, users_inputs
+from ...keep.promote.standing import furthest, left, users_inputs
 from ...moments.cut.graph import Cut
 from ...moments.cut.in_flight import in_flight
 from ...moments.cut.resolve import resolve
@@ -154,9 +153,9 @@ Ends = Mapping[str, tuple[int, ...]]
 
 def in_all_to_read(cut: Cut, stages: Collection[str], ends: Ends) -> int | None:
     """How many offsets these stages have to read of users' topics; None where one reads what has no end given."""
-    counts = [_left(read, ends) for read in _inputs(cut, stages)]
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) and {*stages} <= cut.stages.keys() else None
+    read = _inputs(cut, stages)
+    known = {*stages} <= cut.stages.keys() and all(one.topic in ends for one in read)
+    return sum(left(one, ends) for one in read) if known else None
 
 
 def check_reached(cut: Cut, stages: Collection[str], ends: Ends, what: str) -> None:
@@ -164,21 +163,14 @@ def check_reached(cut: Cut, stages: Collection[str], ends: Ends, what: str) -> N
 
     Raises `Refused`, which begins with `what` program it is.
     """
-    left = {read.topic: more for read in _inputs(cut, stages) if (more := _left(read, ends))}
-    if left:
-        short = ", ".join(f"{more:,} of {topic}" for topic, more in left.items())
+    short = [f"{more:,} of {one.topic}" for one in _inputs(cut, stages) if (more := left(one, ends))]
+    if short:
         raise Refused(
-            f"{what} ended before it had read all that the app has read, so nothing is compared; left: {short}",
+            f"{what} ended before it had read all that the app has read, so nothing is compared; left: "
+            f"{', '.join(short)}",
             hint="the same command begins anew",
         )
 
 
-def _inputs(cut: Cut, stages: Collection[str]) -> Iterator[Input]:
-    for name in cut.stages.keys() & {*stages}:
-        yield from (read for read in cut.stages[name].inputs.values() if not read.upstream)
-
-
-def _left(read: Input, ends: Ends) -> int | None:
-    if read.topic not in ends:
-        return None
-    return sum(one.last - one.first for one in ranges(read.offsets, ends[read.topic]))
+def _inputs(cut: Cut, stages: Collection[str]) -> tuple[Input, ...]:
+    return tuple(users_inputs(cut.stages[name] for name in cut.stages.keys() & {*stages}))

@@ -80,6 +80,7 @@ class Runner:
     timed: bool = False
     folder: str = ""
     committers: dict[str, Committer] = field(default_factory=dict)
+    _failures: list[BaseException] = field(default_factory=list)
     _pending: dict[str, PendingVersion] = field(default_factory=dict)
     _published: dict[tuple[str, int], _Published] = field(default_factory=dict)
     _files: Path | None = None
@@ -92,7 +93,7 @@ class Runner:
         app = dataclasses.replace(declared, file=self.declared.file)
         info = apps.ensure_app(store, AppInfo(self.folder, 1))
         heads = heads_of(store, self.folder, history.list_stages(store, self.folder)).values()
-        promotion = settled(store, heads, by="runner", now_ms=1) if heads else None
+        promotion = settled(store, heads, by="runner", now_ms=1, claims=STAGES) if heads else None
         yield
         claimer = Claimer(store, self.kafka, app, {}, str(ULID()), f"runner:{self.folder}", accept_loss=False)
         number = promotion.number if promotion is not None else 0
@@ -100,7 +101,8 @@ class Runner:
         claimer.create_channels(app.in_order())
         for stage in app.in_order():
             claimed = claimer.claim(stage, _SHAPE, instants.now_ms())
-            self.committers[stage.name] = Committer(store, claimed, max_unflushed=self.ahead)
+            committer = Committer(store, claimed, max_unflushed=self.ahead, failed=self._failures.append)
+            self.committers[stage.name] = committer
             yield
         notify(store, self.folder)
         self.give_sign_of_life()
@@ -133,7 +135,9 @@ class Runner:
         return self._watch.held
 
     def look(self) -> None:
-        """Look for what is asked of it, and for what others committed."""
+        """Look for what is asked of it, and for what others committed; a stage that cannot commit ends it."""
+        if self._failures:
+            raise self._failures[0]
         if self._watch.look(busy=True):
             for committer in self.committers.values():
                 committer.refresh()
@@ -314,7 +318,6 @@ def until_idle(runner: Runner, steps: int = 10_000) -> None:
         for stage in STAGES:
             runner.begin(stage)
             runner.end(stage)
-            # What failed there is raised by what is submitted next.
             runner.committers[stage].drain(30)
         if not runner.publish() and before == {stage: each.head.version for stage, each in runner.committers.items()}:
             return

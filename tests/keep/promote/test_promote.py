@@ -294,6 +294,27 @@ def test_a_promotion_that_is_not_decided_is_withdrawn_by_who_runs_the_old_app_ag
     assert apps.NAMES.newest(world.store, "p").number == 2  # type: ignore[union-attr]
 
 
+def test_a_new_app_that_is_started_half_prepared_gets_no_sinks(world: World) -> None:
+    world.start("s")
+    world.calmly()
+    found, _, new = plan(world.store, "p", "s", InternalTopics(world.kafka))
+    switch = found.switch(1, Place({TOPIC: (2, 1)}, None), "ada@host")
+    half = {"numbers": new["numbers"]}
+    switch.prepare(world.store, InternalTopics(world.kafka), ({}, half), 1)
+    world.start("s")
+    assert not world.runners["s"].committers["alerts"].head.sinks
+    with pytest.raises(MovedOn, match="was withdrawn, by runner"):
+        switch.decide(world.store, 1)
+    world.send(3)
+    for folder in "ps":
+        until_idle(world.runners[folder])
+    assert [folder for folder, _ in world.published()] == ["p"] * 6
+    world.promote("p", "s", calm=True)
+    world.send(3)
+    until_idle(world.runners["s"])
+    assert sorted(number for _, number in world.published()) == list(range(9))
+
+
 def test_one_that_is_removed_while_the_promoter_stalls_does_not_get_the_name() -> None:
     store = AgingStore()
     world = World(Random(1), store)
