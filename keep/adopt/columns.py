@@ -9,7 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...store.sst.arrow_types import to_arrow
-from ...store.versions.manifest import Column
+from ...store.sst.types import arrow_schema
+from ...store.versions.manifest import Column, Table
+from ..attach.checkpoint import DELETED
 from ..init.source import taken
 
 Array = Any  # pyarrow's compute functions take and return Array or ChunkedArray alike
@@ -26,6 +28,14 @@ class MadeColumn:
     """Gets rows with these columns."""
     how: str = ""
     """In words; empty where it is just that column."""
+
+
+def with_gone(there: pa.Table, gone: pa.Table, table: Table) -> pa.Table:
+    """Rows of a table that a batch put, and with `DELETED` those that it deleted, of which `gone` has the keys."""
+    nothing = [pa.nulls(gone.num_rows, each.type) for each in arrow_schema(table.values)]
+    left = pa.table([*gone.columns, *nothing], schema=there.schema)
+    flags = pa.array([False] * there.num_rows + [True] * left.num_rows, pa.bool_())
+    return pa.concat_tables([there, left]).append_column(DELETED, flags)
 
 
 @dataclass(slots=True)

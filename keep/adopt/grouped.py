@@ -15,7 +15,7 @@ from ...store.versions.manifest import Table
 from ..attach.checkpoint import DELETED, ReadableTable
 from ..attach.tables import fitting
 from ..init.initialise import MEMORY
-from .columns import Array, MadeColumn
+from .columns import Array, MadeColumn, with_gone
 
 _BATCH_ROWS = 1 << 17
 
@@ -103,10 +103,7 @@ class Grouped:
         there = pa.concat_tables([self._empty(), *self._rows("touched")])
         con.register("found", there.select(list(self.key)))
         gone = con.sql(f"SELECT t.* FROM touched t ANTI JOIN found f ON {_equal('t', 'f', self.key)}").to_arrow_table()
-        nothing = [pa.nulls(gone.num_rows, each.type) for each in arrow_schema(self.table.values)]
-        left = pa.table([*fitting(gone, self.table.key).columns, *nothing], schema=there.schema)
-        flags = pa.array([False] * there.num_rows + [True] * left.num_rows, pa.bool_())
-        return pa.concat_tables([there, left]).append_column(DELETED, flags)
+        return with_gone(there, fitting(gone, self.table.key), self.table)
 
     def _rows(self, touched: str) -> Iterator[pa.Table]:
         con = self._con

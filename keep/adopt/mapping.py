@@ -21,7 +21,7 @@ from ...store.versions.manifest import Column, Table, is_internal
 from ..attach.checkpoint import DELETED, ReadableTable
 from ..attach.tables import fitting
 from .buffers import aggregates
-from .columns import ColumnSearch, MadeColumn, by_name_or_place
+from .columns import ColumnSearch, MadeColumn, by_name_or_place, with_gone
 from .grouped import Grouped
 from .lists import joined, sessions
 from .variables import processed
@@ -61,12 +61,8 @@ class RowByRow:
         if not pc.any(gone).as_py():
             return self.rows(state.drop_columns([DELETED])).append_column(DELETED, gone)
         # The values of a row that is gone mean nothing, and need not fit.
-        there = self.rows(state.filter(pc.invert(gone)))
-        keys = self._rows(state.filter(gone), self.table.key)
-        nothing = [pa.nulls(keys.num_rows, each.type) for each in arrow_schema(self.table.values)]
-        left = pa.table([*keys.columns, *nothing], schema=there.schema)
-        flags = pa.array([False] * there.num_rows + [True] * left.num_rows)
-        return pa.concat_tables([there, left]).append_column(DELETED, flags)
+        there, keys = self.rows(state.filter(pc.invert(gone))), self._rows(state.filter(gone), self.table.key)
+        return with_gone(there, keys, self.table)
 
     def rows(self, state: pa.Table) -> pa.Table:
         """Rows with the table's columns. Raises `Refused` where a value has no place there."""

@@ -25,7 +25,7 @@ from ...store.versions import apps
 from ...store.versions.manifest import Manifest
 from ..kafka.protocol import Kafka
 from ..replay.compare import compare
-from ..replay.program import open_program
+from ..replay.program import LoadedProgram, open_program
 from ..replay.stage_replay import StageReplay
 from .adopting import Adopting
 
@@ -50,7 +50,8 @@ class Shadow:
     """Follows the query. Raises, from all that it does, as an adoption and a replay."""
 
     adoption: Adoption
-    replays: "_Replays"
+    program: LoadedProgram
+    """It replays the query's versions."""
     equal: int = field(default=0, init=False)
     """How many batches in a row were equal, up to the last one."""
     equal_ms: int = field(default=0, init=False)
@@ -79,26 +80,14 @@ class Shadow:
         return adopted.next_batch if adopted is not None else self.adoption.batches[0]
 
     def _compared(self, step: AdoptedBatch) -> ShadowBatch:
-        found = self.replays.compared(step.manifest)
-        self.equal = 0 if found.different is not None else self.equal + 1
-        self.equal_ms = self.equal_ms + found.time_ms - self._last_ms if self.equal else 0
-        self._last_ms = found.time_ms
-        return replace(found, batch=step.batch, keys=step.rows)
-
-
-@dataclass(frozen=True, slots=True)
-class _Replays:
-    """Runs a version again."""
-
-    program: object
-
-    def compared(self, version: Manifest) -> ShadowBatch:
-        found = compare(StageReplay.of(self.program, version), {})  # type: ignore[arg-type]
-        different = found.different
-        if different is not None and different:
-            different = _without_evicted(different, version)
+        version = step.manifest
+        found = compare(StageReplay.of(self.program, version), {})
+        different = _without_evicted(found.different, version) if found.different else None
+        self.equal = 0 if different else self.equal + 1
+        self.equal_ms = self.equal_ms + version.time_ms - self._last_ms if self.equal else 0
+        self._last_ms = version.time_ms
         records = sum(count for _, count in found.read)
-        return ShadowBatch(0, version.time_ms, records, 0, different or None)
+        return ShadowBatch(step.batch, version.time_ms, records, step.rows, different or None)
 
 
 def _without_evicted(different: KeyChanges, version: Manifest) -> KeyChanges:
@@ -123,4 +112,4 @@ def shadowing(adopting: Adopting, cache: SstCache, kafka: Kafka) -> Iterator[Sha
         apps.ensure_app(store, made.info)
         adoption = replace(made, store=store, cache=cache, channels=dict)
         with open_program(adopting.program, store, cache, kafka) as program:
-            yield Shadow(adoption, _Replays(program))
+            yield Shadow(adoption, program)
