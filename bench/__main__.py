@@ -93,7 +93,7 @@ def _measurements() -> dict[str, ModuleType]:
     for folder, inner in (
         (here, ""),
         (here / "tasks", ".tasks"),
-        *((here / "tasks" / of, f".tasks.{of}") for of in ("keep", "queries")),
+        *((here / "tasks" / of, f".tasks.{of}") for of in ("keep", "queries", "serve")),
     ):
         for one in pkgutil.iter_modules([str(folder)]):
             if one.name != "__main__":

@@ -13,7 +13,7 @@ from ...moments.status.lag import beats
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, Promotion
-from .standing import Place, furthest
+from .standing import Standing, furthest
 from .switch import Promotable, Switch, declared, newest_of
 
 Heads = Mapping[str, Manifest]
@@ -60,7 +60,7 @@ class PromotionPlan:
         """Whether the name has gone over already."""
         return self.to == self.over
 
-    def switch(self, number: int, at: Place, by: str) -> Switch:
+    def switch(self, number: int, at: Standing, by: str) -> Switch:
         """The switch at this place."""
         topics, before = (dict(each) if each is not None else None for each in (self.topics, self.before))
         promote = Promotion(self.name, number, self.to, dict(at.offsets), at.clock_ms, topics, before)

@@ -20,7 +20,7 @@ from ...store.versions.manifest import Manifest, Promotion
 from . import hold as holds
 from .hold import RENEW_S, Hold
 from .plan import Heads, PromotionPlan, check_runs, plan
-from .standing import Place, behind, furthest, place_of, short_of
+from .standing import Standing, behind, furthest, place_of, short_of
 from .switch import MovedOn, Promotable, Switch, withdraw
 
 _LOOK_S = 0.1
@@ -157,7 +157,7 @@ def _resumed(store: ObjectStore, kafka: Promotable, found: PromotionPlan, watch:
             f"the promotion of {begun.to} over {found.name} was begun, and is not decided",
             hint=f"finish it by the same command; or run {found.over} again, which withdraws it",
         )
-    switch = found.switch(number, Place(begun.at, begun.clock_ms), by)
+    switch = found.switch(number, Standing(begun.at, begun.clock_ms), by)
     try:
         return _switched(store, kafka, switch, watch)
     except MovedOn:
@@ -234,7 +234,7 @@ def _together(
 def _holding(store: ObjectStore, found: PromotionPlan) -> Iterator[Callable[..., None]]:
     """Hold both apps inside, as often as what this gives is called."""
 
-    def write(renewed: int, at: Place, by: str, *, tell: bool) -> None:
+    def write(renewed: int, at: Standing, by: str, *, tell: bool) -> None:
         until, apps_ = dict(at.offsets), (found.over, found.to)
         each = (Hold(app, found.name, found.to, by, renewed, until, at.clock_ms) for app in apps_)
         holds.hold(store, each, tell=tell)

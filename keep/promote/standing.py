@@ -12,7 +12,7 @@ Offsets = Mapping[str, tuple[int, ...]]
 """By users' topic, an offset for each partition."""
 
 
-class Place(NamedTuple):
+class Standing(NamedTuple):
     """Where two apps are to stand, or do."""
 
     offsets: Offsets
@@ -20,7 +20,7 @@ class Place(NamedTuple):
     """Up to when rows have fallen due by the clock; None where none ever does."""
 
 
-def place_of(heads: Iterable[Manifest]) -> Place:
+def place_of(heads: Iterable[Manifest]) -> Standing:
     """The first place that all of these stages can come to stand at, by where they are."""
     found = tuple(heads)
     times = (each.event_time for each in found if not each.retired)
@@ -30,7 +30,7 @@ def place_of(heads: Iterable[Manifest]) -> Place:
         for at in times
         if at is not None and at.by_clock and at.due_ms is not None
     )
-    return Place(furthest(found), max(clocks, default=None))
+    return Standing(furthest(found), max(clocks, default=None))
 
 
 def users_inputs(heads: Iterable[Manifest]) -> Iterator[Input]:
@@ -57,7 +57,7 @@ def left(one: Input, at: Offsets) -> int:
     return sum(max(0, end - had) for end, had in _pairs(one, at))
 
 
-def short_of(store: ObjectStore, head: Manifest, at: Place) -> str:
+def short_of(store: ObjectStore, head: Manifest, at: Standing) -> str:
     """Why a stage does not stand at this place with all done that follows from it; empty where it does.
 
     All is done when its channels are read, no row is left that falls due at its watermark or by that clock, and its

@@ -20,7 +20,7 @@ from ...store.objects.protocol import ObjectStore, exists
 from ...store.versions import apps, keys
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import Manifest, Promotion, Sink, SinkKind
-from .standing import Place, short_of
+from .standing import Standing, short_of
 
 
 class Promotable(Protocol):
@@ -96,7 +96,7 @@ class Switch:
         def requires(head: Manifest) -> bool:
             if head.promotion == mark:
                 return False
-            if why := short_of(store, head, Place(mark.at, mark.clock_ms)):
+            if why := short_of(store, head, Standing(mark.at, mark.clock_ms)):
                 raise MovedOn(why)
             return True
 

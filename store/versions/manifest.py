@@ -1,7 +1,7 @@
 """The manifest: everything that is true of one stage after one version.
 
-Values only; `codec` turns them into bytes, `commit` makes them durable. A manifest is never changed: the next one
-replaces it under the next number, and carries everything on but what is of one version alone: fields that are `Own`.
+Values only: `codec` turns them into bytes, `commit` makes them durable. A manifest is never changed: the next number's
+carries on everything but what is of one version alone, fields that are `Own`.
 """
 
 from itertools import zip_longest
@@ -19,12 +19,10 @@ VersionKind = Literal[
     "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind",
     "edit", "promote", "demote", "forget", "recover", "import", "reset",
 ]  # fmt: skip
-"""Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
-partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is the
-first under the name that a stage has from then on, columns that were added got values for what was read before, it is
-again what an earlier version was, somebody changed rows of the table by hand, its app was given another one's name and
-sinks, or it had them until now, keys were forgotten: taken out of it and of all versions before it, its app goes on
-from a replica, it was made of an exported folder, or it reads users' topics on from offsets that somebody chose."""
+"""Why a version exists: a writer's claim, a micro-batch, a compaction, a clone, another number of state partitions, the
+stage's retirement, first rows from elsewhere, a changed declaration, a new name, values for added columns, the return
+to an earlier version, rows changed by hand, a name and sinks that an app gave or was given, keys forgotten in it and in
+all before it, going on from a replica, the import of a folder, or other offsets to read on from."""
 BESIDE_BATCHES: tuple[VersionKind, ...] = ("compaction", "backfill", "promote", "forget")
 """Kinds of versions that others commit between a stage's batches, under the epoch of whoever has the stage."""
 UNFENCED: tuple[VersionKind, ...] = ("batch", "edit", *BESIDE_BATCHES)
@@ -362,7 +360,7 @@ class Promotion(Struct, frozen=True):
     at: dict[limits.Topic, limits.Offsets]
     """Where both stand, by users' topic: what comes from there on is the new app's to publish."""
     clock_ms: limits.SpanMs | None
-    """Up to when rows have fallen due by the clock in both: what does later is. None where none ever does."""
+    """Up to when rows have fallen due by the clock in both; None where none ever does."""
     sinks: dict[limits.Topic, limits.Topic] | None
     """What this app publishes from then on, as `Origin.sinks`: None for all, as declared."""
     before: dict[limits.Topic, limits.Topic] | None

@@ -35,8 +35,8 @@ from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Input, Manifest, Policy, Sst, VersionKind
 
 from tests.models.profiles import scaled
+from tests.store.objects.faulty_store import FaultyStore
 from tests.support.collecting import Killed
-from tests.support.faulty_store import FaultyStore
 from tests.support.manifests import claim
 from tests.support.running import eventually
 from tests.support.state_rows import ROUTES, Key, Values, columns, write_version

@@ -34,8 +34,8 @@ from tests.models.profiles import SECONDS, scaled
 from tests.models.state_machine import StateMachine
 from tests.models.tables import LIFETIMES_MS, POLICIES, TABLES
 from tests.models.writers import STAGE, patiently
+from tests.store.objects.faulty_store import FaultyStore
 from tests.support.collecting import HOUR_MS, Killed, fresh, keys_of
-from tests.support.faulty_store import FaultyStore
 from tests.support.histories import Kafka
 from tests.support.state_rows import Hashes
 

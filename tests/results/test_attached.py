@@ -10,7 +10,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
 from tests.keep.attach.following import caught_up, commit, query, tail
-from tests.support.memory_checkpoint import MemoryCheckpoint
+from tests.keep.attach.memory_checkpoint import MemoryCheckpoint
 
 
 def said(result: Result) -> str:

@@ -10,7 +10,7 @@ from slackwater.store.read.cache import SstCache
 
 from tests.cli.verbs.calling import done, from_json, rows_of, slackwater
 from tests.keep.attach.following import START_MS, caught_up, commit, query, tail
-from tests.support.memory_checkpoint import MemoryCheckpoint, Row
+from tests.keep.attach.memory_checkpoint import MemoryCheckpoint, Row
 
 pytestmark = pytest.mark.usefixtures("isolated")
 

@@ -33,9 +33,9 @@ from ulid import ULID
 
 from tests.keep.adopt.adopting import adoption, declared
 from tests.keep.attach.following import START_MS, caught_up, rows_at, tail, versions
+from tests.keep.attach.memory_checkpoint import MemoryCheckpoint, MemoryTable, Row
 from tests.models.profiles import crash_points, scaled
 from tests.support.collecting import AgingStore, Killed
-from tests.support.memory_checkpoint import MemoryCheckpoint, MemoryTable, Row
 
 ROWS = pa.schema([("country", pa.string()), ("cents", pa.int64()), ("weight", pa.float64()), ("at", pa.int64())])
 ORDERS = sw.aggregate(

@@ -26,7 +26,7 @@ from slackwater.store.sst.types import DUE, arrow_schema
 from slackwater.store.versions.manifest import Column, Table
 
 from tests.keep.adopt.adopting import declared, table_of
-from tests.support.memory_checkpoint import MemoryTable
+from tests.keep.attach.memory_checkpoint import MemoryTable
 
 TIME = pa.timestamp("us", "UTC")
 COUNTRY = pa.schema([("country", pa.string())])

@@ -13,7 +13,7 @@ from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Manifest
 from slackwater.store.versions.side_tables import tables_of
 
-from tests.support.memory_checkpoint import Changes, MemoryCheckpoint, MemoryTable, Row
+from tests.keep.attach.memory_checkpoint import Changes, MemoryCheckpoint, MemoryTable, Row
 
 START_MS = 1_700_000_000_000
 TOTALS = MemoryTable(

@@ -31,9 +31,9 @@ from tests.keep.attach.following import (
     truth,
     versions,
 )
+from tests.keep.attach.memory_checkpoint import MemoryCheckpoint, Row
 from tests.models.profiles import crash_points
 from tests.support.collecting import AgingStore, Killed
-from tests.support.memory_checkpoint import MemoryCheckpoint, Row
 
 DAY = datetime.date(2026, 11, 26)
 

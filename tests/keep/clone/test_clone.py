@@ -25,7 +25,7 @@ from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import AppInfo, EventTime, Manifest, Sink, Span
 
 from tests.models.profiles import scaled
-from tests.support.faulty_store import FaultyStore
+from tests.store.objects.faulty_store import FaultyStore
 from tests.support.histories import STAGES, Clock, Flight, FlightsApp, InFlight, Kafka, flights, rows_of
 
 T = TypeVar("T")

@@ -25,8 +25,8 @@ from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs
 from slackwater.store.versions import amend, history
 from slackwater.store.versions.manifest import Manifest, Policy
 
+from tests.store.objects.faulty_store import FaultyStore
 from tests.support.collecting import StoreClock, aging_app
-from tests.support.faulty_store import FaultyStore
 from tests.support.histories import FlightsApp, Kafka, flights, rows_of
 
 

@@ -17,7 +17,7 @@ from slackwater.keep.maintain.stages import commit_retired
 from slackwater.keep.promote import hold as holds
 from slackwater.keep.promote.plan import plan
 from slackwater.keep.promote.promote import Promoted, _Watch, promote
-from slackwater.keep.promote.standing import Place
+from slackwater.keep.promote.standing import Standing
 from slackwater.keep.promote.switch import MovedOn
 from slackwater.moments.cut.moments import heads_of
 from slackwater.moments.status.lag import RUNNERS
@@ -278,7 +278,7 @@ def test_a_promotion_that_is_not_decided_is_withdrawn_by_who_runs_the_old_app_ag
     world.start("s")
     world.calmly()
     found, old, new = plan(world.store, "p", "s", InternalTopics(world.kafka))
-    switch = found.switch(1, Place({TOPIC: (2, 1)}, None), "ada@host")
+    switch = found.switch(1, Standing({TOPIC: (2, 1)}, None), "ada@host")
     switch.prepare(world.store, InternalTopics(world.kafka), (old, new), 1)
     world.start("p")
     world.send(3)
@@ -298,7 +298,7 @@ def test_a_new_app_that_is_started_half_prepared_gets_no_sinks(world: World) -> 
     world.start("s")
     world.calmly()
     found, _, new = plan(world.store, "p", "s", InternalTopics(world.kafka))
-    switch = found.switch(1, Place({TOPIC: (2, 1)}, None), "ada@host")
+    switch = found.switch(1, Standing({TOPIC: (2, 1)}, None), "ada@host")
     half = {"numbers": new["numbers"]}
     switch.prepare(world.store, InternalTopics(world.kafka), ({}, half), 1)
     world.start("s")
@@ -321,7 +321,7 @@ def test_one_that_is_removed_while_the_promoter_stalls_does_not_get_the_name() -
     world.start("s")
     world.calmly()
     found, *heads = plan(world.store, "p", "s", InternalTopics(world.kafka))
-    stalled, late = (found.switch(1, Place({TOPIC: (2, 1)}, None), "ada@host") for _ in range(2))
+    stalled, late = (found.switch(1, Standing({TOPIC: (2, 1)}, None), "ada@host") for _ in range(2))
     stalled.prepare(world.store, InternalTopics(world.kafka), heads, 1)
 
     def outside(_removal: object) -> None:
@@ -394,7 +394,7 @@ def test_one_that_was_begun_is_finished_though_nobody_runs_the_new_app_any_more(
     world.start("s")
     world.calmly()
     found, *heads = plan(world.store, "p", "s", InternalTopics(world.kafka))
-    switch = found.switch(1, Place({TOPIC: (2, 1)}, None), "ada@host")
+    switch = found.switch(1, Standing({TOPIC: (2, 1)}, None), "ada@host")
     switch.prepare(world.store, InternalTopics(world.kafka), heads, 1)
     world.stop("s")
     done = promote_with(world, pause=lambda: tick(world))
@@ -520,7 +520,7 @@ def test_an_app_that_is_being_removed_is_not_promoted(world: World) -> None:
     found, old, new = plan(world.store, "p", "s", InternalTopics(world.kafka))
     for head in new.values():
         commit_retired(world.store, head, by="eve@host", now_ms=1)
-    switch = found.switch(1, Place({TOPIC: (2, 1)}, None), "ada@host")
+    switch = found.switch(1, Standing({TOPIC: (2, 1)}, None), "ada@host")
     with pytest.raises(Refused, match="every stage of s is retired"):
         switch.prepare(world.store, InternalTopics(world.kafka), _Watch(world.store, {"p": old, "s": new}).look(), 1)
     assert apps.promotions(world.store, "p") == ()

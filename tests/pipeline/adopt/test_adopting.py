@@ -11,7 +11,7 @@ from slackwater.keep.attach.checkpoint import ReadableBatch
 from slackwater.pipeline.adopt.adopting import Query, batches_of, offsets_of
 from slackwater.pipeline.api.stage import Stage
 
-from tests.support.memory_checkpoint import MemoryCheckpoint, MemoryTable
+from tests.keep.attach.memory_checkpoint import MemoryCheckpoint, MemoryTable
 
 COUNTRY = MemoryTable("", pa.schema([("country", pa.string())]), pa.schema([("count", pa.int64())]))
 

@@ -19,7 +19,7 @@ from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Input, Manifest, VersionKind
 
 from tests.models.profiles import scaled
-from tests.support.faulty_store import FaultyStore
+from tests.store.objects.faulty_store import FaultyStore
 from tests.support.manifests import claim
 
 

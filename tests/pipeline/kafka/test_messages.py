@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from pyspark.sql.types import LongType, StructField, StructType
-from slackwater.errors import Corruption
+from slackwater.errors import Corruption, Gone, KeysForgotten
 from slackwater.fold.records import Position
 from slackwater.moments.cut.in_flight import InFlight
 from slackwater.pipeline.kafka.channels import KafkaChannels
@@ -105,12 +105,21 @@ def test_a_damaged_message_of_ours_is_corruption_that_names_its_address(damaged:
 
 @given(st.integers(0, 50), st.integers(0, 50))
 def test_a_range_holds_exactly_as_many_rows_as_were_sent(found: int, sent: int) -> None:
-    check_count("t", 1, 4, 9, found, None)
+    check_count("t", 1, 4, 9, found, None, [])
     if found == sent:
-        check_count("t", 1, 4, 9, found, sent)
+        check_count("t", 1, 4, 9, found, sent, [])
     else:
         with pytest.raises(Corruption, match=rf"t\[1\]@4\.\.9 holds {found} rows .*; their manifests say {sent}$"):
-            check_count("t", 1, 4, 9, found, sent)
+            check_count("t", 1, 4, 9, found, sent, [])
+
+
+def test_fewer_rows_are_right_where_keys_were_forgotten_and_nowhere_else() -> None:
+    forgotten, lost = KeysForgotten("keys were forgotten"), Gone("no longer there")
+    check_count("t", 1, 4, 9, 2, 3, [forgotten])
+    with pytest.raises(Corruption):
+        check_count("t", 1, 4, 9, 4, 3, [forgotten])
+    with pytest.raises(Gone, match="no longer there"):
+        check_count("t", 1, 4, 9, 2, 3, [forgotten, lost])
 
 
 class Written:

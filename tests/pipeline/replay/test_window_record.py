@@ -15,7 +15,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
 from tests.keep.attach.following import START_MS, caught_up, query, tail
-from tests.support.memory_checkpoint import MemoryTable
+from tests.keep.attach.memory_checkpoint import MemoryTable
 
 PROGRAM = """
 from pyspark.sql import functions as F

@@ -7,7 +7,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, keys
 from ulid import ULID
 
-from tests.support.faulty_store import FaultyStore
+from tests.store.objects.faulty_store import FaultyStore
 
 
 def asked_for(store: CountingStore, name: str) -> Request:

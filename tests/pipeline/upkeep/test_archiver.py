@@ -27,7 +27,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Reset
 
-from tests.support.faulty_store import FaultyStore
+from tests.store.objects.faulty_store import FaultyStore
 from tests.support.manifests import manifest
 
 TOPIC, BY = "orders", "here:1"

@@ -12,7 +12,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import horizon, keys
 
 from tests.store.archive.small_archives import BY, append, put
-from tests.support.faulty_store import FaultyStore
+from tests.store.objects.faulty_store import FaultyStore
 
 APP, TOPIC = "shop", "orders"
 PREFIX = "shop/input/orders/"

@@ -17,7 +17,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import Leftover, Leftovers, ObjectStore
 
 from tests.models.profiles import scaled
-from tests.support.faulty_store import FaultyStore
+from tests.store.objects.faulty_store import FaultyStore
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from slackwater.store.objects.stats import Reads, Stats
 from slackwater.store.read.range_reads import RangeReader
 from slackwater.store.versions.manifest import Sst
 
-from tests.support.faulty_store import FaultyStore
+from tests.store.objects.faulty_store import FaultyStore
 
 HASTY = S3Settings(read_timeout_s=2.0)
 

@@ -10,7 +10,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions.apps import create_app, ensure_app, find_app, list_apps, read_app
 from slackwater.store.versions.manifest import AppInfo, Origin
 
-from tests.support.faulty_store import FaultyStore
+from tests.store.objects.faulty_store import FaultyStore
 
 FLIGHTS = AppInfo("flights", 1000)
 STAGING = AppInfo("staging", 2000, Origin("s3://b/p", "flights", "good", {"legs": 7}, {"flights": "corrected"}))

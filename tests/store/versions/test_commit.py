@@ -19,7 +19,7 @@ from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Sst, Table
 
 from tests.models.profiles import scaled
-from tests.support.faulty_store import FaultyStore
+from tests.store.objects.faulty_store import FaultyStore
 from tests.support.manifests import claim, manifest
 
 TABLE = Table((Column("k", "string"),), (Column("n", "int64"),), 2, sw.aggregate(n=sw.count()).stored)

@@ -5,7 +5,7 @@ The job has a batch a second. For some seconds in turn its table is asked by veg
 The server gives way to the job, as the documentation says of one on a job's machine, and so does the load, which would
 come from elsewhere.
 
-`python -m bench.tasks.serving_beside BOOTSTRAP TOPIC FOLDER TURNS` runs the job in a fresh process and prints JSON:
+`python -m bench.tasks.serve.serving_beside BOOTSTRAP TOPIC FOLDER TURNS` runs the job afresh and prints JSON:
 the seconds of the batches of each turn, those without requests first; and what requests were answered.
 """
 
@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from ..support import events, served, side
-from ..support.row import Row
-from ..throughput import app_of
+from ...support import events, served, side
+from ...support.row import Row
+from ...throughput import app_of
 
 TOPIC = "bench-serving-beside"
 BATCH = 20_000
@@ -42,7 +42,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
         raise RuntimeError("vegeta is not on PATH: go install github.com/tsenart/vegeta/v12@latest")
     turns = 4 if quick else TURNS
     events.fill(bootstrap, BATCH * round(WARM_UP + turns * TURN_S + 5), topic=TOPIC)
-    found = side.run("tasks.serving_beside", bootstrap, TOPIC, folder, turns)
+    found = side.run("tasks.serve.serving_beside", bootstrap, TOPIC, folder, turns)
     without, beside = ([median(turn) for turn in each] for each in (found["turns"][::2], found["turns"][1::2]))
     ratio = median(with_ / alone for alone, with_ in zip(without, beside, strict=True))
     load = found["load"]

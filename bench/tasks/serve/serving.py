@@ -1,6 +1,6 @@
 """`slackwater serve` under load, beside Redis on the same machine; one instance killed; asked right after a write.
 
-`python -m bench.tasks.serving [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys and less time.
+`python -m bench.tasks.serve.serving [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys and less time.
 
 The load comes from vegeta (or nothing is measured): it asks at a rate, whether answers come or not, so that a wait
 counts for all who came meanwhile. Redis gets its load from `redis-benchmark` at the same rate of requests, as fast as
@@ -27,9 +27,9 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps
 from slackwater.store.versions.manifest import AppInfo, Input
 
-from ..multi_get import TABLE
-from ..support.row import Row
-from ..support.served import (
+from ...multi_get import TABLE
+from ...support.row import Row
+from ...support.served import (
     APP,
     TALL,
     TOPIC,
@@ -44,7 +44,7 @@ from ..support.served import (
     tall_rows,
     targets,
 )
-from ..support.written import Stage
+from ...support.written import Stage
 
 KEYS, QUICK_KEYS = 10_000_000, 1_000_000
 RATE = 1_000

@@ -4,7 +4,7 @@ The instance is up and knows the app; it is asked for a key of one table after t
 instance is, whose cache is as empty. A table has one state partition: a key is looked for in no other, and less is
 fetched beside the answers, which is waited for.
 
-`python -m bench.tasks.serving_cold [FOLDER] [--quick]` prints its rows alone.
+`python -m bench.tasks.serve.serving_cold [FOLDER] [--quick]` prints its rows alone.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from slackwater.store.versions.manifest import AppInfo
 
 from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, versitygw
 
-from ..multi_get import TABLE
-from ..support.far_away import FarAway, far_away, in_sequence
-from ..support.row import Row
-from ..support.served import APP, born, names, processor_s, serving, tall_rows
-from ..support.written import Stage
+from ...multi_get import TABLE
+from ...support.far_away import FarAway, far_away, in_sequence
+from ...support.row import Row
+from ...support.served import APP, born, names, processor_s, serving, tall_rows
+from ...support.written import Stage
 
 TABLES, INSTANCES = 20, 10
 SIZES = ((50_000, 0), (250_000, 0), (250_000, 4))

@@ -1,6 +1,6 @@
 """The page of `slackwater serve` in a browser: its first paint over 50,000 versions, and its slider over 1 M rows.
 
-`python -m bench.tasks.page [FOLDER] [--quick]` prints its rows alone; `--quick` takes 5,000 versions and 200,000 rows.
+`python -m bench.tasks.serve.page [FOLDER] [--quick]` prints its rows alone; `--quick` takes 5,000 versions.
 
 The browser, headless, and the server share the machine's cores. The first paint is from the navigation, with nothing
 in the browser's cache, until the slider has the app's commits and the stages are drawn; the server has started before,
@@ -27,10 +27,10 @@ from slackwater.store.versions.manifest import AppInfo
 
 from tests.serve.page.browser import FLAGS, chromium
 
-from ..multi_get import TABLE
-from ..support.row import Row
-from ..support.served import APP, TALL, born, serving, tall_rows
-from ..support.written import Stage
+from ...multi_get import TABLE
+from ...support.row import Row
+from ...support.served import APP, TALL, born, serving, tall_rows
+from ...support.written import Stage
 
 VERSIONS, QUICK_VERSIONS = 50_000, 5_000
 KEYS, QUICK_KEYS = 1_000_000, 200_000

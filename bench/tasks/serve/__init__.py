@@ -1,0 +1,1 @@
+"""Measurements of what is served: keys warm and cold, beside a job, and the page."""
