@@ -276,6 +276,8 @@ def run_query(spark: SparkSession, name: str, provider: str, source: Path, check
             running.awaitTermination()
     finally:
         running.stop()
+        # What Spark does beside queries would go on, and put a snapshot of the last batch there.
+        spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
 
 
 def pack(checkpoint: Path, into: Path) -> None:
