@@ -35,10 +35,12 @@ class FarAway:
                 self.seen += [(time.perf_counter(), line)] if line.endswith("HTTP/1.1") else []
                 # In order, also where more comes before that is over.
                 loop.call_later(self._delay_s, to_behind.write, data)
+            loop.call_later(self._delay_s, to_behind.close)
 
         async def back() -> None:
             while data := await from_behind.read(1 << 18):
                 writer.write(data)
+            writer.close()
 
         try:
             with suppress(ConnectionError, asyncio.CancelledError):
