@@ -105,12 +105,12 @@ def test_a_damaged_message_of_ours_is_corruption_that_names_its_address(damaged:
 
 @given(st.integers(0, 50), st.integers(0, 50))
 def test_a_range_holds_exactly_as_many_rows_as_were_sent(found: int, sent: int) -> None:
-    check_count("t", 1, 4, 9, found, None)
+    check_count("t", 1, 4, 9, found, None, [])
     if found == sent:
-        check_count("t", 1, 4, 9, found, sent)
+        check_count("t", 1, 4, 9, found, sent, [])
     else:
         with pytest.raises(Corruption, match=rf"t\[1\]@4\.\.9 holds {found} rows .*; their manifests say {sent}$"):
-            check_count("t", 1, 4, 9, found, sent)
+            check_count("t", 1, 4, 9, found, sent, [])
 
 
 class Written:
