@@ -61,7 +61,7 @@ class Http:
         fields = [
             (name, str(one))
             for name, value in asked.items()
-            if value not in ("", None)
+            if value is not None
             for one in (value if isinstance(value, list | tuple) else [value])
         ]
         if "sql" in asked:  # may be longer than an address

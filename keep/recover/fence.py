@@ -55,7 +55,7 @@ def look(store: ObjectStore | None, root: str, app: str, created_ms: int, to: st
         found = find(store, app)
         left_for = found.root if found is not None and found.state == "left" else ""
         heads = heads_of(store, app, history.list_stages(store, app))
-        own = {stage: next(each for each in history.backwards(store, head) if each.by != _by(to))
+        own = {stage: next((each for each in history.backwards(store, head) if each.by != _by(to)), head)
                for stage, head in heads.items() if head.by == _by(to)}  # fmt: skip
         return Primary(root, {**heads, **own}, left_for=left_for)
     except SlackwaterError as error:

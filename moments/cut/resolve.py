@@ -156,10 +156,11 @@ def _back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits: int) -
     found = list(islice(filter(has_data, line), commits + 1))
     if len(found) <= commits:
         where = f"{ref.app}/{ref.stage}" if ref.stage else ref.app
+        many = f"{len(found)} commits of data, ~0 to ~{len(found) - 1}" if found[1:] else "1 commit of data, ~0"
         raise NotFound(
             "moment",
             ref.text,
-            found=f"{where} has {len(found)} commits of data" + (f", ~0 to ~{len(found) - 1}" if found else " yet"),
+            found=f"{where} has {many if found else 'no commit of data yet'}",
             hint=f"`slackwater log {ref.app}` shows them",
         )
     return found[commits]

@@ -145,14 +145,14 @@ class Committer:
             self._commit(change)
             return
         with self._moved:
-            most = 1 if self.in_order else self._max_unflushed
-            self._moved.wait_for(lambda: self._over or len(self._unflushed) < most)
+            self._moved.wait_for(lambda: self._over or len(self._unflushed) < self._most)
             if self._failure is not None:
                 raise self._failure
             if self._closed:
                 name = f"{change.manifest.app}/{change.manifest.stage}"
                 raise Refused(f"stage {name} was stopped before its last batch; it is read again by the next run")
-            if not self.in_order:
+            # Order may be asked for while this one waits: what is on its way comes before it.
+            if self._unflushed or not self.in_order:
                 self._unflushed.append((change, time.monotonic() - change.started))
                 self._moved.notify_all()
                 return
@@ -181,6 +181,10 @@ class Committer:
                 self.head = head
         finally:
             self._committing.release()
+
+    @property
+    def _most(self) -> int:
+        return 1 if self.in_order else self._max_unflushed
 
     @property
     def _over(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...errors import Gone, KeysForgotten, Refused
+from ...errors import Corruption, Gone, KeysForgotten, Refused
 from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent, common
 from ...store.archive.reading import Archives, TopicArchives
@@ -39,7 +39,7 @@ class ArchivedKafka:
     """Whether the archive is asked first, and a topic's id looked at before it is read, as offsets of the past may be
     those of an earlier topic; else only where Kafka has not all of a range."""
     columns: Sequence[str] = tuple(SCHEMA.names)
-    """Those of an archive that its messages have: who needs no others reads it in half the time."""
+    """Those of an archive that its messages have, `offset` always: who needs no others reads it in half the time."""
     _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     """Topics' ids, of those that have archives."""
 
@@ -102,7 +102,14 @@ class ArchivedKafka:
                 return
             for part in common((Extent(partition, start, end),), archive.covered(partition)):
                 yield from self._of_kafka(topic, partition, start, part.first, patience_s, gone)
-                yield from self._of_archive(archive, part, gone, _LOST)
+                start = part.first
+                try:
+                    for messages in self._of_archive(archive, part, gone, _LOST):
+                        yield messages
+                        start = messages[-1].offset() + 1
+                except Corruption:
+                    # Kafka may have what is damaged here; where it has not, this is raised there.
+                    yield from self._of_kafka(topic, partition, start, part.end, patience_s, gone)
                 start = part.end
         yield from self._of_kafka(topic, partition, start, end, patience_s, gone)
 

@@ -134,7 +134,7 @@ class _SourceReader(DataSourceStreamReader):
         """Kafka, with what it has lost read from archives; what has an end is of the past, as a trial reads it."""
         options, columns = self._options, SCHEMA.names
         if self._needed is not None and not options.spool:
-            columns = [*self._needed.union(self._share.columns if self._share is not None else ())]
+            columns = [*self._needed.union(("offset",), self._share.columns if self._share is not None else ())]
         archives = Archives(self._store, *options.archives)
         return ArchivedKafka(self._kafka, archives, of_past=options.until is not None, columns=columns)
 

@@ -6,6 +6,7 @@ the secret is removed, and nobody can.
 """
 
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from threading import Lock
@@ -71,11 +72,10 @@ class Naming:
         mine = DaySecret(_today(), secrets.token_hex(32))
         found = SECRETS.find(self._store, mine.day)
         if found is None:
-            try:
+            found = mine
+            with suppress(Forbidden):  # whoever reads a store need not be one who may write to it, or delete
                 found = SECRETS.add(self._store, mine)
                 SECRETS.sweep(self._store, SECRETS.listed(self._store), lambda info: info.key < SECRETS.key(mine))
-            except Forbidden:  # whoever reads a store need not be one who may write to it
-                found = mine
         with self._lock:
             self._known = found
 

@@ -71,7 +71,8 @@ def read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
     kept = [f"v{number}" for number in horizon.newest(store, app).kept.get(stage, ())]
     if len(kept) > 1:
         kept = [f"{len(kept)} of {kept[0]} to {kept[-1]}"]
-    whole = f"v{first_version(store, app, stage)} to v{newest.version}"
+    first = first_version(store, app, stage)
+    whole = f"v{first} to v{newest.version}" if first != newest.version else f"v{first}"
     error = MomentGone if 0 < version <= newest.version else NotFound
     raise error(f"version of {app}/{stage}", f"v{version}", found=f"there are {' and '.join([*kept, whole])}")
 

@@ -57,7 +57,8 @@ def test_logs_histories_differences_and_lineage_are_the_same(client: Client, ser
     assert repr(theirs.log(5)) == repr(mine.log(5))
     assert theirs.snapshots == mine.snapshots
     assert theirs.lineage("carriers") == mine.lineage("carriers")
-    assert theirs.history("carriers", "C1") == mine.history("carriers", "C1")
+    for key in ("C1", ""):
+        assert theirs.history("carriers", key) == mine.history("carriers", key)
     found, expected = theirs.diff("~3"), mine.diff("~3")
     assert found.keys() == expected.keys()
     for table in expected:
@@ -76,6 +77,8 @@ def test_errors_are_the_same(server: Server) -> None:
         server.app("flihgts")
     with pytest.raises(Usage, match="is still to come"):
         server.app("flights").at("2999-01-01")
+    with pytest.raises(NotFound, match=r"no table at .* named 'cariers'"):
+        server.moment("flights").get("cariers", "C1")
     with pytest.raises(TooMuch, match="more than"):
         server.moment("flights").query("FROM range(20000)")
     with pytest.raises(Refused, match="has not read") as raised:

@@ -35,7 +35,7 @@ def live_query(checkpoint: Path, *words: str) -> Iterator[subprocess.Popen[bytes
     size = ("--orders-per-second", "2000", "--customers", "300", "--every", "200 milliseconds")
     with subprocess.Popen(
         [sys.executable, str(QUERY), str(checkpoint), *size, *words],
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         env=os.environ | {"JDK_JAVA_OPTIONS": SHORT_LIVED},
     ) as query:
         try:
@@ -114,6 +114,8 @@ def test_killed_while_it_follows_and_started_again_it_goes_on(tmp_path: Path) ->
                     following.wait(chance.uniform(0, 1))
                 following.send_signal(signal.SIGKILL)
         query.kill()
+        assert query.stdout is not None
+        query.stdout.read()  # to its end: its JVM, which has it too, is gone and writes no more
     before = bytes_of(where)
     done("attach", str(where), "--app", "shop", "--once")
     assert bytes_of(where) == before

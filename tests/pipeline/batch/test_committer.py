@@ -14,6 +14,7 @@ from slackwater.pipeline.batch.committer import Committed, Committer, PendingVer
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Input, Manifest, VersionKind
@@ -229,3 +230,50 @@ def test_who_waits_for_the_last_version_goes_on_only_when_its_failure_is_told() 
     draining.start()
     draining.join(30)
     assert told == [(Unavailable, False)]
+
+
+class OneByOne(Wrapper):
+    """Each commit waits until it is let go."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.let = threading.Semaphore(0)
+
+    def put_if_absent(self, key: str, data: bytes) -> None:
+        assert self.let.acquire(timeout=30)
+        self._inner.put_if_absent(key, data)
+
+
+def test_what_waits_for_room_when_order_is_asked_for_comes_after_what_is_on_its_way() -> None:
+    inner, looked, ahead = MemoryStore(), threading.Event(), list[int]()
+
+    class Watched(Committer):
+        @property
+        def _over(self) -> bool:
+            looked.set()
+            return super()._over
+
+        def _commit(self, change: PendingVersion, acknowledged_s: float | None = None) -> None:
+            if acknowledged_s is None:
+                ahead.append(len(self._unflushed))
+            super()._commit(change, acknowledged_s)
+
+    head, store = claimed(inner), OneByOne(inner)
+    runner = Runner(Watched(store, head, max_unflushed=3))
+    for _ in range(3):
+        runner.batch()
+    looked.clear()
+    waiting = threading.Thread(target=runner.batch)
+    waiting.start()
+    assert looked.wait(30)
+    looked.clear()
+    runner.committer.in_order = True
+    store.let.release()
+    assert looked.wait(30)
+    store.let.release(9)
+    waiting.join(30)
+    runner.batch()
+    assert ahead == [0, 0]
+    assert runner.committer.tip == runner.committer.head == head_of(inner)
+    assert_whole(inner, 5)
+    runner.committer.close()

@@ -193,6 +193,20 @@ def test_messages_out_of_which_keys_were_taken_are_read_and_fewer_rows_are_no_da
         found(0, 0)
 
 
+def test_what_is_damaged_in_an_archive_is_read_from_kafka_while_that_has_it() -> None:
+    kafka, store = a_kafka(), MemoryStore()
+    fill(kafka, 30)
+    archive(store, kafka, (0, 0, 10), (0, 10, 20), (0, 20, 25))
+    before, head = read(kafka, 0, 30), index.newest(store, APP, TOPIC)
+    assert head is not None
+    store.put(head.objects[1].object, b"no Parquet")
+    assert read(archived(kafka, store, APP), 0, 30) == before
+    kafka.delete_records(TOPIC, 12)
+    with pytest.raises(Corruption, match="of the input archive is damaged"):
+        read(archived(kafka, store, APP), 0, 30)
+    assert read(archived(kafka, store, APP), 20, 30) == before[20:]
+
+
 def test_without_an_archive_it_is_kafka_itself() -> None:
     kafka, behind = a_kafka(), archived(a_kafka(), MemoryStore(), APP)
     fill(behind.kafka, 10)

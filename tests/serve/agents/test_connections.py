@@ -10,7 +10,7 @@ import pytest
 import urllib3
 from mcp import Client, StdioServerParameters
 from slackwater.errors import Forbidden
-from slackwater.serve.agents.naming import SECRETS, Naming
+from slackwater.serve.agents.naming import SECRETS, DaySecret, Naming
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.wrapper import Wrapper
 
@@ -136,6 +136,22 @@ def test_who_may_not_write_to_the_store_has_names_all_the_same() -> None:
     assert found is one.of("a")
     assert found.secret != other.secret
     assert found.secret != getattr(one.of("b"), "secret", None)
+
+
+def test_who_may_write_and_not_delete_has_the_names_that_others_have() -> None:
+    class LateAndMayNotDelete(Wrapper):
+        def put_if_absent(self, key: str, data: bytes) -> None:
+            first.of_today()
+            SECRETS.put(inner, DaySecret("2026-01-01", "0" * 64))
+            super().put_if_absent(key, data)
+
+        def delete(self, key: str) -> None:
+            raise Forbidden(f"may not delete {key}")
+
+    inner = MemoryStore()
+    first, late = Naming(inner), Naming(LateAndMayNotDelete(inner))
+    late.of_today()
+    assert getattr(first.of("a"), "secret", 1) == getattr(late.of("a"), "secret", 2)
 
 
 def test_a_token_may_call_so_often(app: FlightsApp, own: Callable[..., Ask]) -> None:
