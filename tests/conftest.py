@@ -103,7 +103,7 @@ def s3_server(aws_environment: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="session")
 def versitygw_server(aws_environment: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The endpoint of a running versitygw with an empty bucket. Skips where there is no Go."""
+    """The endpoint of a running versitygw with an empty bucket. Skips where it was not built."""
     with versitygw(tmp_path_factory.mktemp("versitygw")) as endpoint:
         yield _with_bucket(endpoint)
 

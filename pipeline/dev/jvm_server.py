@@ -120,7 +120,7 @@ class EmbeddedServer(ABC):
         if self._process is None:
             raise RuntimeError(f"{self.name} was not launched")
         deadline, moves = time.monotonic() + START_PATIENCE_S, 0
-        while not self.answers():
+        while self._process.ended() is not None or not self.answers():
             if (code := self._process.ended(_POLL_S)) is not None:
                 if moves < _MOST_MOVES and self._lost_a_port():
                     moves += 1
