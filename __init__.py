@@ -47,6 +47,11 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    """What a program uses, and nothing else: `dir`, completion and `help` list it."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     # The command line imports this package too, and must not wait for Arrow.
     from importlib import import_module

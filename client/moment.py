@@ -69,6 +69,11 @@ class Moment(Shown):
     manifest promises, and `Unavailable` when the store or Kafka does not answer.
     """
 
+    _inner = frozenset((
+        *("answer", "around", "current", "cut", "declared", "first_rows", "having", "keys_of", "look_up", "opened"),
+        *("partitions", "partitions_of", "rows_of", "stage_of", "write", "write_folder"),
+    ))  # fmt: skip
+
     def __init__(self, client: Backends, ref: str, cut: Cut, *, is_whole: bool = True) -> None:
         self.ref = ref
         """As it was asked for, in the words of the command line."""
