@@ -17,6 +17,7 @@ import pytest
 from hypothesis import Phase, settings
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.memory_server import PLACE, RemoteMemory, served
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka
 from slackwater.store.objects.memory import MemoryStore
@@ -128,10 +129,18 @@ def memory_kafka() -> MemoryKafka:
     return MemoryKafka.named(f"memory://{uuid4().hex}")
 
 
-@pytest.fixture(params=["memory", pytest.param("broker", marks=pytest.mark.kafka)])
-def any_kafka(request: pytest.FixtureRequest) -> Kafka:
-    """Each Kafka in turn: one in memory that is empty, and the running broker."""
-    return open_kafka(f"memory://{uuid4().hex}" if request.param == "memory" else request.getfixturevalue("broker"))
+@pytest.fixture(params=["memory", "served", pytest.param("broker", marks=pytest.mark.kafka)])
+def any_kafka(request: pytest.FixtureRequest) -> Iterator[Kafka]:
+    """Each Kafka in turn: one in memory that is empty, one as another process sees it, and the running broker."""
+    if request.param == "broker":
+        yield open_kafka(request.getfixturevalue("broker"))
+        return
+    kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
+    if request.param == "memory":
+        yield kafka
+        return
+    with served(kafka) as properties:
+        yield RemoteMemory(kafka.address, properties[PLACE])
 
 
 @pytest.fixture(scope="session")
