@@ -26,7 +26,7 @@ test test-all matrix collect test-without-servers test-with-servers: export OPEN
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## the whole story on real data, in three to four minutes
+demo: $(READY) ## the whole story on real data, in four to seven minutes
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) ## all checks and tests, from nothing
