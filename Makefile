@@ -6,6 +6,8 @@ READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 CHOSEN := not soak and not ci
 SERVERS := kafka or spark
+# In Go, where there is Go: tests of them skip elsewhere.
+PROGRAMS := versitygw
 # The newest of each minor version that slackwater runs on, the oldest first; that of .venv is one more.
 SPARKS := 4.0.5 4.1.4 4.2.1
 # Before 4.2 pyspark leaves sockets to Python's collector, which would fail the test that runs by then.
@@ -19,20 +21,20 @@ unexport PYTHONDONTWRITEBYTECODE
 test test-all matrix collect test-without-servers test-with-servers: export OPENBLAS_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all matrix collect test-without-servers test-with-servers check format bench soak mutants clean
+.PHONY: help demo test test-all matrix programs collect test-without-servers test-with-servers check format bench soak mutants clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## the whole story on real data, in three to four minutes
+demo: $(READY) ## the whole story on real data, in four to seven minutes
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) ## all checks and tests, from nothing
-	@$(MAKE) --no-print-directory -j 2 check collect
+	@$(MAKE) --no-print-directory -j 2 programs check collect
 	@$(MAKE) --no-print-directory -j 2 test-without-servers test-with-servers
 
 test-all: $(READY) ## the same with each server of S3, the oldest Spark, each point at which a verb may be killed, many more examples (hours)
-	@SLACKWATER_PROFILE=ci PYTEST_ADDOPTS="--timeout 3600" $(MAKE) --no-print-directory CHOSEN="not soak" test
+	@SLACKWATER_PROFILE=ci PYTEST_ADDOPTS="--timeout 3600" $(MAKE) --no-print-directory CHOSEN="not soak" PROGRAMS="$(PROGRAMS) promtool" test
 	@$(MAKE) --no-print-directory SPARKS="$(firstword $(SPARKS))" matrix
 
 # What needs Kafka alone is the same with every Spark. One that fails does not keep the next from being tried.
@@ -52,6 +54,10 @@ matrix: $(SPARKS:%=.cache/spark-%/.ready) ## the tests with Spark, on each older
 		> "$$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/rest.pth"
 	@touch $@
 
+# Before any test: what is fetched and built once may take longer than a test may.
+programs: $(READY)
+	@$(BIN)/python -m tests.programs $(PROGRAMS)
+
 # Once for the four processes that run them, the assertions of all tests are rewritten as pytest does it.
 collect: $(READY)
 	@$(BIN)/python -m pytest -q --collect-only >/dev/null 2>&1 || true  # the tests themselves say what fails
@@ -59,10 +65,10 @@ collect: $(READY)
 # Spark and Kafka are waited for more than they work: two tests at a time have them, each with servers of its own, and what
 # needs neither takes the rest of the machine meanwhile. Files begin in their order: left to itself, xdist begins those with
 # the fewest tests last, which here take the longest.
-test-without-servers: $(READY)
+test-without-servers: programs
 	@nice -n 10 $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder -m "not kafka and not spark and $(CHOSEN)"
 
-test-with-servers: $(READY)
+test-with-servers: programs
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "($(SERVERS)) and $(CHOSEN)" \
 		$$(grep -rlE '$(WITH_SERVERS)' tests --include='test_*.py' | LC_ALL=C sort)
 
@@ -76,10 +82,10 @@ format: $(READY) ## format the code and fix what ruff can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(PEERS) ## every figure beside its peer: a table, bench/out/results.json, bench/out/bench.svg (over half an hour)
+bench: $(PEERS) programs ## every figure beside its peer: a table, bench/out/results.json, bench/out/bench.svg (over half an hour)
 	@$(BIN)/python -m bench $(NAMES)
 
-soak: $(READY) ## for hours: real apps whose stages are killed, 100,000 schedules of the protocol, the store's models
+soak: programs ## for hours: real apps whose stages are killed, 100,000 schedules of the protocol, the store's models
 	@$(BIN)/python -m pytest -q -m soak
 	@SLACKWATER_SCHEDULES=128 $(BIN)/python -m pytest -q --timeout 0 tests/chandy_lamport/test_laws.py tests/end_to_end/test_diamond_law.py
 	@SLACKWATER_PROFILE=nightly $(BIN)/python -m pytest -q --timeout 0 tests/models/test_state_model.py tests/models/test_gc_model.py tests/models/test_hostile_stores.py

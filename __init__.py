@@ -45,6 +45,20 @@ _MODULES = {
     **{name: f"fold.kinds.{name}" for name in ("aggregate", "join", "upsert")},
     **dict.fromkeys(("count", "first", "last", "max", "mean", "min", "sum"), "fold.kinds.aggregate"),
 }
+# What Spark, SQL and Kafka Streams call them.
+_OTHER_NAMES = {
+    **dict.fromkeys(("avg", "average"), "mean"),
+    **dict.fromkeys(("collect", "groupBy", "group_by", "reduce"), "aggregate"),
+    **dict.fromkeys(("read", "readStream", "source", "stream"), "topic"),
+    **dict.fromkeys(("stage", "run"), "App"),
+    **dict.fromkeys(("client", "connect", "Client"), "open"),
+    **dict.fromkeys(("foreach", "foreachBatch", "foreach_batch"), "foreach_version"),
+}
+
+
+def __dir__() -> list[str]:
+    """What a program uses, and nothing else: `dir`, completion and `help` list it."""
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:
@@ -52,5 +66,10 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .validation import nearest
+
+        near = f"; did you mean {_OTHER_NAMES[name]!r}?" if name in _OTHER_NAMES else nearest(name.lower(), __all__)
+        if name.startswith("_"):
+            near = ""  # Python asks for these itself
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near}", name=name)
     return getattr(import_module(f".{_MODULES[name]}", __name__), name)

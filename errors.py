@@ -4,8 +4,12 @@ Every message says what failed, what was expected and what was found; `hint` say
 prints both and exits 1. Anything else that escapes is a bug.
 """
 
+import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from types import FrameType, TracebackType
 
 __all__ = ["BadRecord", "CommitConflict", "Corruption", "Fenced", "Forbidden", "Gone", "MomentGone", "NotFound"]
 __all__ += ["ObjectExists", "ObjectNotFound", "Protected", "Refused", "SlackwaterError", "TooMuch", "Unavailable"]
@@ -26,9 +30,53 @@ class SlackwaterError(Exception):
         self.quoted = quoted
         self.hint = hint
 
+    @property
+    def hint(self) -> str:
+        """The next step, or empty. Python shows it as a note under the error's message, notebooks too."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, hint: str) -> None:
+        old = f"hint: {getattr(self, '_hint', '')}"
+        self._hint = hint
+        # Notes of others stay.
+        self.__notes__ = [note for note in getattr(self, "__notes__", ()) if note != old]
+        if hint:
+            self.add_note(f"hint: {hint}")
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython's hook: the lines of a traceback that ends in the user's code, not in ours."""
+        shown = _up_to_the_users(self.__traceback__)
+        ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        if ipython is None:
+            return "".join(traceback.format_exception(type(self), self, shown)).splitlines()
+        lines: list[str] = ipython.InteractiveTB.structured_traceback(type(self), self, shown, tb_offset=0)
+        return lines
+
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions cross process borders (Spark's workers) by value: keep the attributes.
         return (_rebuild, (type(self), self.__dict__))
+
+
+def _up_to_the_users(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback from the first to the last frame of the user's code; all of it where there is none."""
+    frames = [trace] if trace is not None else []
+    while frames and (following := frames[-1].tb_next) is not None:
+        frames.append(following)
+    users = [number for number, each in enumerate(frames) if _is_users(each.tb_frame)] or [0, len(frames) - 1]
+    shown: TracebackType | None = None
+    for each in reversed(frames[users[0] : users[-1] + 1]):
+        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return shown
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Whether a frame's code is neither slackwater's nor of Python's library nor of an installed one."""
+    if str(frame.f_globals.get("__name__", "")).partition(".")[0] == __name__.partition(".")[0]:
+        return False
+    file = frame.f_code.co_filename
+    installed = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"), "<frozen ")
+    return not any(each in file for each in installed)
 
 
 def _rebuild(cls: type[SlackwaterError], state: dict[str, object]) -> SlackwaterError:

@@ -1,20 +1,39 @@
-"""For tests of an app: batches of history, replayed from what `slackwater replay --bundle` wrote; Kafka in memory."""
+"""For tests of an app: it runs over given rows, without Kafka and S3; batches of history are replayed.
+
+`run` needs Spark on this machine, as does `replayed`. `MemoryKafka` needs nothing.
+"""
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import date, datetime, time
+from decimal import Decimal
+from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
 
-from .errors import NotFound
+from .errors import NotFound, Usage
 from .pipeline.kafka.memory import MemoryKafka
 from .pipeline.kafka.protocol import Record
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from .client.app import StoredApp
+    from .client.moment import Moment
+    from .pipeline.api.app import App
     from .pipeline.replay.compare import Comparison
 
-__all__ = ["MemoryKafka", "Record", "Replayed", "replayed"]
+__all__ = ["MemoryKafka", "Ran", "Record", "Replayed", "replayed", "run"]
 
 Row = dict[str, object]
 
@@ -71,3 +90,202 @@ def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | N
         for each in found.keys or ()
     )
     return Replayed(tuple(keys), {each.name: sorted_rows(each.replayed) for each in found.channels}, found)
+
+
+class _Folder:
+    """A folder that goes with the last result that has it. One of tempfile's own would warn when it goes by itself."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="slackwater-run-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+class Ran(Mapping[str, "pa.Table"]):
+    """The tables of an app after a run over given rows: by name an Arrow table of the rows, in the order of their keys.
+
+    Rejected and late rows are in tables, too: `<stage>_rejected`, `<stage>_late`.
+    """
+
+    def __init__(self, declared: App, app: StoredApp, kafka: MemoryKafka, folder: _Folder) -> None:
+        self.declared = declared
+        """The app as the program declares it."""
+        self.app = app
+        """The stored app, with its history: `ran.app.log()`, `ran.app.at("~1").get(…)`."""
+        self.moment: Moment = app.at()
+        """What all stages had committed at the end: `ran.moment.query("FROM countries")`."""
+        self.kafka = kafka
+        """Its topics."""
+        self.folder = folder
+        weakref.finalize(self, app._client.close)
+
+    def __getitem__(self, table: str) -> pa.Table:
+        tables = self.moment.tables
+        if table not in tables:
+            raise NotFound("table", table, tables)
+        key = ", ".join(f'"{column.name}"' for column in tables[table] if column.key) or "ALL"
+        return self.moment.query(f'FROM "{table}" ORDER BY {key}').to_arrow_table()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.moment.tables)
+
+    def __len__(self) -> int:
+        return len(self.moment.tables)
+
+    @property
+    def sent(self) -> dict[str, list[Record]]:
+        """What each topic has that the app writes for others: sinks, rejected records."""
+        return {topic: _records(self.kafka, topic) for topic in _written(self.declared)}
+
+    def rows(self, table: str) -> list[Row]:
+        """The rows of a table as dictionaries. Raises `NotFound`."""
+        found: list[Row] = self[table].to_pylist()
+        return found
+
+    def row(self, table: str, *key: object) -> Row | None:
+        """The row of a key, by its columns' values, or None. Raises `NotFound` where there is no such table."""
+        return self.moment.get(table, key)
+
+
+def run(
+    app: App,
+    topics: Mapping[str, Iterable[object]],
+    *,
+    partitions: int | Mapping[str, int] = 1,
+    after: Ran | None = None,
+    max_records: int | None = None,
+    spark_conf: Mapping[str, str] | None = None,
+) -> Ran:
+    """Run an app over these rows until it has read them all, and give its tables: without Kafka, without S3.
+
+    All else is as in production: Spark plans and runs each batch, and the state is written and read as SSTs in a folder
+    of this machine, which goes with the result. The first call starts Spark, unless a session runs here already; later
+    calls, and other tests of this process, use it again.
+
+    Example:
+        >>> ran = run(app, {"orders": [{"country": "DE", "cents": 7}, {"country": "DE", "cents": 5}]})
+        >>> ran.row("countries", "DE")
+        {'country': 'DE', 'orders': 2, 'cents': 12, 'largest': 7}
+
+    Args:
+        app: The app, as the program declares it.
+        topics: By name of each topic that the app reads, its records in order. A record is the value: a dictionary or
+            another value of JSON, text, bytes, or None; or a `Record` with such a value, which says its key, its
+            headers, its partition, and its time in ms since 1970. A topic that is not named is empty.
+        partitions: Of each topic, or by name. Records that name none go where their key says, and in turns without one.
+        after: What an earlier run gave: this one goes on from there, with a program that may be another one.
+        max_records: At most so many records of each input a batch: more batches, in which the state is read again.
+        spark_conf: Settings of Spark, where this call starts it.
+
+    Raises:
+        NotFound: The app reads no topic of such a name.
+        Usage: The app has no stage, or a value is none of these.
+        Refused: The app does not run, or a stage failed; with `after`, the program does not fit what is stored.
+    """
+    from .client.client import Client
+    from .pipeline.api.app import App
+    from .pipeline.run.options import Options
+    from .pipeline.run.program import run_app
+    from .settings import Settings
+
+    if not isinstance(app, App):
+        raise Usage(
+            f"the app to run is a {type(app).__name__}; expected a slackwater.App", hint="of a module: module.app"
+        )
+    kafka = after.kafka if after is not None else MemoryKafka.named(f"memory://{uuid4().hex}")
+    for topic in topics:
+        if topic not in app.topics:
+            raise NotFound(f"topic that app {app.name!r} reads", topic, app.topics)
+    counts = dict.fromkeys(sorted(app.topics), 1) | dict.fromkeys(_written(app), 1)
+    counts |= dict.fromkeys(app.topics, partitions) if isinstance(partitions, int) else partitions
+    kafka.create_topics(counts)
+    for topic, rows in topics.items():
+        kafka.send(topic, _in_turns([*map(_record, rows)], kafka.partition_counts()[topic]), patience_s=0)
+    folder = after.folder if after is not None else _Folder()
+    settings = Settings(store=str(folder.path / "store"), brokers=kafka.address, cache=str(folder.path / "cache"))
+    options = Options(
+        store=settings.store_root(),
+        kafka=kafka.properties,
+        until_caught_up=True,
+        cache_folder=folder.path / "cache",
+        max_records=max_records,
+        spark_conf=dict(spark_conf or {}),
+        gc_every_ms=None,
+    )
+    _start_spark(options.spark_conf)
+    run_app(app, options, lambda _report: None)
+    return Ran(app, Client(settings).app(app.name), kafka, folder)
+
+
+_spark = ExitStack()
+"""What stops the Spark that `run` has started, when this process ends."""
+
+
+def _start_spark(conf: Mapping[str, str]) -> None:
+    """Start Spark, unless a session runs here, for as long as this process lives."""
+    from .pipeline.spark.session import running_session, spark_session
+
+    if running_session() is None:
+        quiet = {"spark.ui.enabled": "false", **conf}
+        _spark.enter_context(
+            spark_session("slackwater.testing", master=quiet.pop("spark.master", "local[2]"), conf=quiet)
+        )
+        atexit.register(_spark.close)
+
+
+def _written(app: App) -> list[str]:
+    """The topics that an app writes for others."""
+    stages = app.stages.values()
+    sinks = {one.name for stage in stages for one in stage.sinks if one.kind == "topic"}
+    return sorted(sinks | {stage.rejects for stage in stages if stage.rejects})
+
+
+def _records(kafka: MemoryKafka, topic: str) -> list[Record]:
+    starts, ends = kafka.offsets(topic)
+    return [
+        Record(message.value(), partition, message.key(), message.headers() or (), message.timestamp()[1])
+        for partition, (start, end) in enumerate(zip(starts, ends, strict=True))
+        for chunk in kafka.read(topic, partition, start, end, patience_s=0)
+        for message in chunk
+    ]
+
+
+def _record(row: object) -> Record:
+    """A row as a record. Raises `Usage`."""
+    record = row if isinstance(row, Record) else Record(_value(row))
+    return record._replace(value=_value(record.value))
+
+
+def _value(value: Any) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    if not isinstance(value, dict | list | bool | int | float):
+        raise Usage(
+            f"a row is a {type(value).__name__}; expected a dictionary, text, bytes, None, or a Record of one of these",
+            hint="a DataFrame of pandas: rows.to_dict('records'); a table of Arrow: rows.to_pylist()",
+        )
+    try:
+        return json.dumps(value, default=_as_json).encode()
+    except (TypeError, ValueError) as error:
+        raise Usage(f"a row cannot be written as JSON: {error}", hint="give its bytes instead") from None
+
+
+def _as_json(value: object) -> object:
+    """A value that JSON has no word for as a reader of Spark's understands it."""
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal | UUID):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no form in it")
+
+
+def _in_turns(records: Sequence[Record], partitions: int) -> list[Record]:
+    """Records with neither a key nor a partition go to the partitions in turns."""
+    turns = cycle(range(partitions))
+    return [
+        each._replace(partition=next(turns)) if each.key is None and each.partition is None else each
+        for each in records
+    ]

@@ -1,7 +1,8 @@
-"""How long a person waits for a verb: whole processes, wall clock."""
+"""How long a person waits for a verb, and what it takes of the processor: whole processes."""
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from .support.row import Row
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """How long a person waits for a verb."""
+    """How long a person waits for a verb, and the processor's time of a get and a query, user and system."""
     snapshots.requests(folder, 10_000)
     store = str(folder / "requests-10000")
     verbs = {
@@ -23,10 +24,26 @@ def rows(folder: Path, quick: bool) -> list[Row]:
             1.0,
         ),
     }
+    get, query = ("get", "bench", "legs", "17"), ("query", "bench", "SELECT count(*) FROM legs")
+    for words in (get, query):
+        taken = processor_seconds(*words, "--store", store)
+        verbs[f"processor of slackwater {words[0]}, local store"] = (taken, 0.5)
     return [
         Row(what, f"{taken:.2f} s", f"limit: {limit} s", taken / limit, "< 1", taken < limit)
         for what, (taken, limit) in verbs.items()
     ]
+
+
+def processor_seconds(*words: str, runs: int = 7) -> float:
+    """Median of the processor's seconds of `slackwater` with these words, user and system, after one run to warm up."""
+    command = [str(Path(sys.executable).parent / "slackwater"), *words]
+    found = []
+    for _ in range(runs + 1):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        found.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    return median(found[1:])
 
 
 def seconds(*words: str, runs: int = 7) -> float:

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from ..errors import Usage
-from . import terminal
+from . import quick, terminal
 from .options import examples
 from .verbs import VERBS
 
@@ -133,6 +133,7 @@ def _root(debug: bool = _DEBUG, version: bool = _VERSION) -> None:
 def main() -> None:
     """Run the command line of this process and exit with its code."""
     terminal.handle_everything()
+    quick.own_process()
     try:
         app(prog_name="slackwater")
     except KeyboardInterrupt:

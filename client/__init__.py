@@ -39,6 +39,11 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    """As `__all__`."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     # The command line imports this package too, and must not wait for Arrow and DuckDB.
     if name not in _MODULES:

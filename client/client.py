@@ -54,6 +54,12 @@ class Client(Backends, Shown):
     Whatever asks the store raises `Unavailable` when it does not answer, and `Usage` once the client is closed.
     """
 
+    _inner = frozenset((
+        *("beside", "by", "cache", "called", "channels", "channels_of", "channels_where_needed", "digest_of", "flags"),
+        *("imported", "initialise", "known_channels", "moment", "note", "note_thinned", "on_behalf_of", "program_of"),
+        *("settings", "store"),
+    ))  # fmt: skip
+
     @property
     def apps(self) -> tuple[str, ...]:
         """Names of the apps in the store, sorted. One listing."""

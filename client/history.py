@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import instants
 from ..errors import NotFound, Refused, Unavailable, Usage
@@ -41,10 +41,13 @@ from ..store.versions.apps import in_folder, read_app
 from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Manifest
 from .backends import Backends
-from .moment import Bisection, Moment
+from .moment import Bisection, Moment, Tables
 from .replays import VERSIONS, check, record_behind
 from .results import Difference, KeyHistory, Log
-from .status import stages, waiting_for
+from .status import stages, status, waiting_for
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 class AppHistory(Shown):
@@ -54,12 +57,34 @@ class AppHistory(Shown):
     store or Kafka does not answer.
     """
 
+    _inner = frozenset((
+        *("all_snapshots", "called", "cloned", "compactor", "flips", "newer", "note_input_gone", "of_versions"),
+        *("replicator", "search", "take", "whole_ref"),
+    ))  # fmt: skip
+
     def __init__(self, client: Backends, name: str, called: str = "") -> None:
         self.name = name
         """Of its folder: its own name, until another app was promoted over it."""
         self.called = called or name
         """As it was asked for."""
         self._client = client
+
+    @property
+    def tables(self) -> Tables:
+        """The tables that there are now, and their columns; `at(…).tables` are those of another moment."""
+        return self.at().tables
+
+    def query(self, sql: str) -> "duckdb.DuckDBPyRelation":
+        """What DuckDB's SQL over the newest tables returns, as `Moment.query`; `at(…).query` asks another moment."""
+        return self.at().query(sql)
+
+    def get(self, table: str, key: object) -> dict[str, object] | None:
+        """The newest row of one key, as `Moment.get`; `at(…).get` asks another moment."""
+        return self.at().get(table, key)
+
+    def status(self) -> Result:
+        """How far each stage is, who runs it, and what its tables take; the lag of topics needs Kafka."""
+        return status(self._client, self.called)
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:

@@ -16,23 +16,12 @@ import pyarrow as pa
 from .. import instants
 from ..durations import parse_ms
 from ..errors import NotFound, Refused, Usage
-from ..keep.transfer.export import FolderWritten, OnProgress, export_folder
-from ..keep.verify.verify import verify
 from ..moments.cut.graph import Cut, Thinned, channels
-from ..moments.cut.lineage import Window, read_up_to
 from ..moments.cut.moments import having, later_stages
 from ..moments.cut.resolve import again_if_forgotten, as_known, resolve_around, telling_if_collected
-from ..moments.diff.moments import StoredCut, diff
-from ..moments.query.answers import answer, as_relation, channel_tables
 from ..moments.query.columns import TableColumn, columns, get, look_up, parse_keys, select
-from ..moments.query.export import ENDINGS, Exported, export
-from ..moments.query.first_rows import FIRST, FirstRows, first_rows
-from ..moments.query.sql import Bounds, names_channels
-from ..results import verdict
 from ..results.document import Block, TableBlock, Time, Title
-from ..results.rows import columns_table, iceberg_tables
 from ..results.shown import Result, Shown
-from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
 from ..store.objects.stats import Reads
 from ..store.read.multi_get import NO_HASTE, Haste
@@ -44,13 +33,19 @@ from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Table
 from ..store.versions.side_tables import owner
 from .backends import Backends
-from .results import Difference, Verification
 
 if TYPE_CHECKING:
     import duckdb
     from pyspark.sql import DataFrame, SparkSession
 
+    from ..keep.transfer.export import FolderWritten, OnProgress
+    from ..moments.cut.lineage import Window
+    from ..moments.query.export import Exported
+    from ..moments.query.first_rows import FirstRows
+    from ..moments.query.sql import Bounds
     from ..pipeline.kafka.channels import KafkaChannels
+    from ..search.verdict import Guilty, Verdict
+    from .results import Difference, Verification
 
 
 class Tables(Shown, dict[str, tuple[TableColumn, ...]]):
@@ -61,6 +56,8 @@ class Tables(Shown, dict[str, tuple[TableColumn, ...]]):
         self.ref = ref
 
     def _blocks(self) -> Iterator[Block]:
+        from ..results.rows import columns_table
+
         yield Title(f"tables at {self.ref}")
         yield columns_table(self)
 
@@ -71,6 +68,11 @@ class Moment(Shown):
     Whatever reads it raises `NotFound` when it was collected meanwhile, `Corruption` when an object is not what a
     manifest promises, and `Unavailable` when the store or Kafka does not answer.
     """
+
+    _inner = frozenset((
+        *("answer", "around", "current", "cut", "declared", "first_rows", "having", "keys_of", "look_up", "opened"),
+        *("partitions", "partitions_of", "rows_of", "stage_of", "write", "write_folder"),
+    ))  # fmt: skip
 
     def __init__(self, client: Backends, ref: str, cut: Cut, *, is_whole: bool = True) -> None:
         self.ref = ref
@@ -138,6 +140,8 @@ class Moment(Shown):
                 is; or for more versions than one query reads.
             NotFound: it names a table, column or moment that there is not.
         """
+        from ..moments.query.answers import as_relation
+
         return as_relation(self.answer(sql)[0])
 
     def answer(
@@ -153,6 +157,9 @@ class Moment(Shown):
         Notes tell which of its tables there were not yet, or had another name. `bounds` is what it may take, else
         `TooMuch`; `on_moment` hears of each other moment before it is read, and may raise.
         """
+        from ..moments.query.answers import answer
+        from ..moments.query.sql import names_channels
+
         client, cut = self._client, self.current()
         others: dict[str, Cut] = {}
         # A stage that could not be read is none that has not begun.
@@ -208,6 +215,8 @@ class Moment(Shown):
             Usage: `force` for a folder; or records are in flight, and nothing says where Kafka is.
             Refused: there is such a file or folder already, it cannot be written, or records in flight are gone.
         """
+        from ..moments.query.export import ENDINGS
+
         where = Path(path)
         if where.suffix in ENDINGS:
             return self.write(where, force=force).path
@@ -217,6 +226,8 @@ class Moment(Shown):
 
     def write_folder(self, path: Path, on_progress: OnProgress = lambda _done, _all: None) -> FolderWritten:
         """What `export` does of a folder; gives what was written, and tells how far it is."""
+        from ..keep.transfer.export import export_folder
+
         client = self._client
         if not self._is_whole:
             raise Refused(
@@ -233,6 +244,8 @@ class Moment(Shown):
 
     def write(self, path: Path, tables: list[str] | None = None, *, force: bool = False) -> Exported:
         """What `export` does of a file, for some tables or all; gives what was written."""
+        from ..moments.query.export import export
+
         client, _ = self._client, self.current()
 
         def written() -> Exported:
@@ -259,6 +272,7 @@ class Moment(Shown):
             Refused: pyiceberg is not installed (`slackwater[iceberg]`), the folder is another table's, or a table
                 cannot be said in Iceberg.
         """
+        from ..results.rows import iceberg_tables
         from .iceberg import IcebergTables
 
         to = IcebergTables(self._client, self.ref, root, tables=tables, keep_ms=parse_ms("keep", keep))
@@ -322,17 +336,19 @@ class Moment(Shown):
 
         return again_if_forgotten(client.store, self._cut.app, read)
 
-    def first_rows(self, table: str, limit: int = 100, *, start: int = FIRST) -> FirstRows:
+    def first_rows(self, table: str, limit: int = 100, *, start: int | None = None) -> FirstRows:
         """The first `limit` rows of a table, in the order in which they are stored, from a `_hash` on.
 
         Reads little more than these, whatever the size of the table. Raises `NotFound` where there is no such table.
         """
-        client = self._client
+        from ..moments.query.first_rows import FIRST, first_rows
+
+        client, first = self._client, FIRST if start is None else start
 
         def read() -> FirstRows:
             cut = having(client.store, self.cut, (table,))
             with telling_if_collected(client.store, cut):
-                return first_rows(client.store, client.cache, cut, table, limit, start)
+                return first_rows(client.store, client.cache, cut, table, limit, first)
 
         return again_if_forgotten(client.store, self._cut.app, read)
 
@@ -376,6 +392,8 @@ class Moment(Shown):
 
         By topic the next offset of each partition: the effect of what is before it is in the tables.
         """
+        from ..moments.cut.lineage import read_up_to
+
         cut = self.cut
         return read_up_to(self._client.store, cut, {owner(table, cut.stages) for table in tables or cut.tables})
 
@@ -401,6 +419,9 @@ class Moment(Shown):
         The other may be one of another app. What both have is not read: the cost follows what was written since the two
         parted. Raises `NotFound` where neither has such a table.
         """
+        from ..moments.diff.moments import StoredCut, diff
+        from .results import Difference
+
         one, two = (StoredCut(each._client.store, each.current()) for each in (self, other))
         found = diff(self._client.cache, one, two, table=table)
         return Difference((self.ref, other.ref), (self.cut, other.cut), found)
@@ -413,6 +434,8 @@ class Moment(Shown):
             Usage: no snapshot keeps the records, and nothing says where Kafka is.
             Refused: the records are gone from Kafka.
         """
+        from ..moments.query.answers import as_relation, channel_tables
+
         store = self._client.store
         names = {each.name for each in channels(self.cut)}
         if channel not in names:
@@ -427,6 +450,9 @@ class Moment(Shown):
 
         With `deep`, every byte is read, the whole history, and what Kafka still has; else only manifests and sizes.
         """
+        from ..keep.verify.verify import verify
+        from .results import Verification
+
         reader = self._client.channels_of(self.cut.app) if deep else None
         return Verification(verify(self._client.store, self.cut, deep=deep, reader=reader))
 
@@ -470,12 +496,18 @@ class Bisection(Shown):
     @property
     def rows(self) -> duckdb.DuckDBPyRelation:
         """What the query returns at the bad moment, up to `verdict.MAX_ROWS` rows."""
+        from ..moments.query.answers import as_relation
+
         return as_relation(self.verdict.rows)
 
     @property
     def keys(self) -> duckdb.DuckDBPyRelation | None:
         """The keys that the commit turned bad, with `before_…` and `after_…` values; None for a stage without table."""
+        from ..moments.query.answers import as_relation
+
         return as_relation(self.verdict.keys.flat()) if self.verdict.keys is not None else None
 
     def _blocks(self) -> Iterable[Block]:
+        from ..results import verdict
+
         return *verdict.blocks(self.verdict, guilty=self.record), *verdict.notes(self.verdict)

@@ -1,6 +1,6 @@
 """The whole story on real data: run, snapshot, corrupt, bisect, clone, compare. `make demo` calls it.
 
-Everything is done by the commands that are shown; nothing here reaches into slackwater.
+Everything is done by the commands that are shown; only progress bars ask the Python API, which starts no process.
 """
 
 import json
@@ -16,15 +16,18 @@ import urllib.request
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import duckdb
+import slackwater as sw
 from feed import events
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from slackwater.client import Client
 
 HERE = Path(__file__).parent
 FOLDER = Path(".slackwater/demo")
@@ -104,20 +107,24 @@ def follow(what: str, process: subprocess.Popen[bytes], log: Path, done: Callabl
             time.sleep(0.5)
 
 
+@cache
+def store() -> Client:
+    """The store of the servers that the demo has started."""
+    return sw.open()
+
+
 def consumed(app: str, stage: str) -> int:
     """How many flights have arrived in the totals by carrier, as the store says."""
     try:
-        command = ("slackwater", "query", app, f"SELECT coalesce(sum(flights), 0)::BIGINT n FROM {stage}", "--json")
-        (row,) = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["rows"]
-    except (subprocess.CalledProcessError, ValueError):
+        found = store().app(app).query(f"SELECT coalesce(sum(flights), 0)::BIGINT FROM {stage}").fetchall()
+    except sw.errors.NotFound:
         return 0  # no commit yet
-    return int(row["n"] if isinstance(row, dict) else row[0])
+    return int(found[0][0])
 
 
 def rejected(app: str) -> int:
     """How many records its stages have rejected."""
-    found = slackwater_json("rejected", app)
-    return sum(found["total"].values())  # type: ignore[index,call-overload]
+    return sum(store().app(app).rejected().total.values())
 
 
 def main() -> None:

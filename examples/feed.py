@@ -96,24 +96,30 @@ def weather_messages(
 
 def make_topic(kafka: str, topic: str) -> None:
     """Make the topic if there is none."""
-    admin = AdminClient({"bootstrap.servers": kafka})
-    made = admin.create_topics([NewTopic(topic, PARTITIONS, 1)])
-    failed = made[topic].exception(30)
+    admin = AdminClient({"bootstrap.servers": kafka, "log_level": 3})
+    made = admin.create_topics([NewTopic(topic, PARTITIONS, 1)], request_timeout=10)
+    failed = made[topic].exception()
     if failed is None:
         print(f"topic {topic} made, {PARTITIONS} partitions")
     elif failed.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-        raise failed
+        raise SystemExit(f"topic {topic} is not there and cannot be made at {kafka}: {failed.args[0].str()}")
 
 
 def send(kafka: str, todo: Iterable[Message], rate: float = 0) -> int:
-    """Send messages, `rate` a second if it is not 0, and return how many it were."""
+    """Send messages, `rate` a second if it is not 0, and return how many it were. Ends the program if one is lost."""
+    lost: list[str] = []
+
+    def delivered(error: KafkaError | None, _message: object) -> None:
+        if error is not None:
+            lost.append(error.str())
+
     producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True, "linger.ms": 20, "log_level": 2})
     began = time.monotonic()
     sent = 0
     for sent, (_, topic, partition, key, value) in enumerate(todo, 1):
         while True:
             try:
-                producer.produce(topic, value, key, partition)
+                producer.produce(topic, value, key, partition, on_delivery=delivered)
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -122,7 +128,10 @@ def send(kafka: str, todo: Iterable[Message], rate: float = 0) -> int:
             ahead = sent / rate - (time.monotonic() - began) if rate else 0
             if ahead > 0:
                 time.sleep(ahead)
-    producer.flush()
+    waiting = producer.flush(60)
+    if lost or waiting:
+        why = lost[0] if lost else "no answer"
+        raise SystemExit(f"{len(lost) + waiting:,} of {sent:,} events did not reach {kafka}: {why}")
     return sent
 
 

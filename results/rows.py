@@ -1,5 +1,7 @@
 """Rows of a moment: what a query returns, a key's row, tables and their columns, exports, rejected records."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -8,12 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from .. import instants
-from ..keep.rejected.listing import RejectedRecords
-from ..keep.transfer.document import DOCUMENT
-from ..keep.transfer.export import FolderWritten
 from ..moments.cut.graph import Cut
 from ..moments.query.columns import TableColumn, columns
-from ..moments.query.export import ABOUT, Exported
 from ..store.versions.manifest import Manifest
 from . import formats, values
 from .document import Cell, TableBlock, Title
@@ -21,6 +19,9 @@ from .shown import Result, Words, fields, result
 
 if TYPE_CHECKING:
     from ..keep.iceberg.export import WrittenTable
+    from ..keep.rejected.listing import RejectedRecords
+    from ..keep.transfer.export import FolderWritten
+    from ..moments.query.export import Exported
 
 _MOST_ERROR = 60
 """Characters of an error that a table has room for."""
@@ -76,6 +77,8 @@ def columns_table(found: Mapping[str, Sequence[TableColumn]]) -> TableBlock:
 @result
 def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
     """Tables in a file of their own."""
+    from ..moments.query.export import ABOUT
+
     yield Title(f"{ref} in {file}, {formats.size(written.bytes)}; {ABOUT} says what it is")
     lines = ((name, f"v{written.versions[name]}", number) for name, number in written.rows.items())
     yield TableBlock.of(("table", ">version", ">rows"), lines)
@@ -86,6 +89,8 @@ def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
 @result
 def exported_folder(written: FolderWritten, cut: Cut, flags: str) -> Words:
     """An app at a moment, in a folder."""
+    from ..keep.transfer.document import DOCUMENT
+
     export, folder = written.export, written.path
     yield Title(f"{export.ref} in {folder}, {formats.size(written.bytes)}; {DOCUMENT} says what it is")
     versions = {name: f"v{export.stages[table.stage].version}" for name, table in export.tables.items()}
@@ -105,7 +110,7 @@ def exported_folder(written: FolderWritten, cut: Cut, flags: str) -> Words:
 
 
 @result
-def iceberg_tables(done: "Sequence[WrittenTable]", cut: Cut, ref: str, root: str) -> Words:
+def iceberg_tables(done: Sequence[WrittenTable], cut: Cut, ref: str, root: str) -> Words:
     """What each table is now, and what was written for it."""
     written = sum(each.written_bytes for each in done)
     yield Title(f"{ref} as Iceberg tables in {root}, {formats.size(written)} written")

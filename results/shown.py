@@ -5,7 +5,7 @@ And blocks as text: drawn by rich for a terminal, or plain aligned columns for a
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec
 
 from ..printable import printable
 from .document import Block, Facts, Listing, Remark, TableBlock, Title, text_of
@@ -26,6 +26,12 @@ class Shown:
     """A value of the Python API: a readable `repr`, and a table in notebooks. Whatever it holds, it stays text."""
 
     __slots__ = ()
+
+    _inner: ClassVar[frozenset[str]] = frozenset()
+    """What other modules of ours use of it, and programs do not: `dir` and completion leave it out."""
+
+    def __dir__(self) -> list[str]:
+        return [name for name in object.__dir__(self) if name not in self._inner]
 
     def _blocks(self) -> Iterable[Block]:
         """What is shown of it, a title first."""

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import Phase, settings
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.memory_server import PLACE, RemoteMemory, served
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka
 from slackwater.store.objects.memory import MemoryStore
@@ -103,7 +104,7 @@ def s3_server(aws_environment: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="session")
 def versitygw_server(aws_environment: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The endpoint of a running versitygw with an empty bucket. Skips where there is no Go."""
+    """The endpoint of a running versitygw with an empty bucket. Skips where it was not built."""
     with versitygw(tmp_path_factory.mktemp("versitygw")) as endpoint:
         yield _with_bucket(endpoint)
 
@@ -128,10 +129,18 @@ def memory_kafka() -> MemoryKafka:
     return MemoryKafka.named(f"memory://{uuid4().hex}")
 
 
-@pytest.fixture(params=["memory", pytest.param("broker", marks=pytest.mark.kafka)])
-def any_kafka(request: pytest.FixtureRequest) -> Kafka:
-    """Each Kafka in turn: one in memory that is empty, and the running broker."""
-    return open_kafka(f"memory://{uuid4().hex}" if request.param == "memory" else request.getfixturevalue("broker"))
+@pytest.fixture(params=["memory", "served", pytest.param("broker", marks=pytest.mark.kafka)])
+def any_kafka(request: pytest.FixtureRequest) -> Iterator[Kafka]:
+    """Each Kafka in turn: one in memory that is empty, one as another process sees it, and the running broker."""
+    if request.param == "broker":
+        yield open_kafka(request.getfixturevalue("broker"))
+        return
+    kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
+    if request.param == "memory":
+        yield kafka
+        return
+    with served(kafka) as properties:
+        yield RemoteMemory(kafka.address, properties[PLACE])
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from ...errors import Usage
 from ...results import formats
 from ...results.shown import Result
 from ..options import APP, DRY_RUN, KEY, REF, TABLE, Many, argument, flag, key_values, option, span
+from ..quick import without_pandas
 from ..session import Session, verb
 
 
@@ -49,6 +50,7 @@ def query(
         return
     if sql is not None and file is not None:
         raise Usage("the query is given twice: as an argument and with --file", hint="give one of them")
+    without_pandas()
     from ...results import rows, values
 
     if file is not None or sql == "-":
@@ -159,6 +161,7 @@ def get(
 
     Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
     """
+    without_pandas()
     from ...results.rows import row
 
     found = session.client.moment(ref, "read").look_up(table, key_values(key))

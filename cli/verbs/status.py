@@ -22,6 +22,7 @@ from ..options import (
     program,
     span,
 )
+from ..quick import without_pandas
 from ..session import Session, now_and_then, verb
 
 
@@ -151,6 +152,7 @@ def diff(
     column agrees. What both have is not read: versions of one app, or of an app and its clone, share most of their
     state. Exits with 1 when something differs.
     """
+    without_pandas()
     from ...results import values
     from ...results.history import diff as shown
 

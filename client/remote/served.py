@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -26,6 +26,11 @@ from ..results import Difference, KeyHistory, Log
 from .http import Http
 from .moment import MOST, Served, ServedMoment
 from .values import rows, text, typed
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from ..moment import Tables
 
 
 class Server(Served):
@@ -98,7 +103,7 @@ class ServedApp(Served):
         # Programs and predicates that a server would have to run.
         *("check", "scan", "flips", "search"),
         # Of the library's own.
-        *("all_snapshots", "describe", "newer", "note_input_gone", "of_versions", "whole_ref"),
+        *("all_snapshots", "describe", "newer", "note_input_gone", "of_versions", "status", "whole_ref"),
     ))  # fmt: skip
 
     def __init__(self, server: Server, name: str) -> None:
@@ -107,6 +112,19 @@ class ServedApp(Served):
 
     def _get(self, *path: str, kind: Any = Any, **asked: Any) -> Any:
         return self._http.json(("apps", self.name, *path), kind, **asked)
+
+    @property
+    def tables(self) -> Tables:
+        """The tables that there are now, and their columns."""
+        return self.at().tables
+
+    def query(self, sql: str) -> duckdb.DuckDBPyRelation:
+        """What a query of the newest tables returns, as `AppHistory.query`."""
+        return self.at().query(sql)
+
+    def get(self, table: str, key: object) -> dict[str, object] | None:
+        """The newest row of one key, as `AppHistory.get`."""
+        return self.at().get(table, key)
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:

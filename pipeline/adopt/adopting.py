@@ -96,48 +96,48 @@ def opened(
     Raises `NotFound` where there is no checkpoint, program, stage or topic, `Refused` for what cannot be carried, and
     as `first_version`.
     """
-    with spark_session(
-        f"slackwater adopt {query.checkpoint}", master=master, conf={"spark.ui.enabled": "false", **(conf or {})}
-    ) as spark:
-        program = load_app(query.path, name=query.app or None, store=store)
-        (declared,) = program.select((query.stage,))
-        with reader.opened(query.checkpoint, spark) as found:
-            checkpoint = _with_history(found, query.attached, store, cache)
-            if (done := adopted_before(store, program.name, query.stage, checkpoint.query)) is not None:
-                yield Adopting(None, None, done, None, program, checkpoint, spark)
-                return
-            batches = batches_of(checkpoint, query.last_batch)
-            last = checkpoint.batch(batches[-1])
-            words = offsets_of(declared, last, query)
-            first = first_version(program, query.stage, store, kafka, lambda: nullcontext(spark), offsets=words, by=by)
-            table = first.manifest.table
-            assert table is not None  # noqa: S101  a stage that keeps none was refused
-            named = partial(
-                mapping_of, checkpoint.tables, table, f"stage {program.name}/{query.stage}", first.shape.bound
-            )
-            rows = named()
-            inputs = {name: replace(each, offsets=()) for name, each in first.manifest.inputs.items()}
-            said = starting_offsets_in(query.offsets)
-            constant = {name: each.offsets for name, each in first.manifest.inputs.items() if name in said}
-            adoption = Adoption(
-                store,
-                cache,
-                checkpoint,
-                replace(first.manifest, inputs=inputs),
-                named,
-                batches=batches,
-                rules=first.shape.time_rules,
-                info=first.info,
-                channels=first.channels,
-                constant=constant,
-                on_step=on_step,
-            )
-            stands = {each.topic: each.offsets for each in first.manifest.inputs.values()}
-            kinds = tuple(each.kind for each in rows.states)
-            plan = AdoptionPlan(
-                program.name, query.stage, checkpoint.query, checkpoint.where, batches, kinds, table, rows.made, stands
-            )
-            yield Adopting(plan, adoption, None, first, program, checkpoint, spark)
+    program = load_app(query.path, name=query.app or None, store=store)
+    (declared,) = program.select((query.stage,))
+    reader.check_there(query.checkpoint)
+    conf = {"spark.ui.enabled": "false", **(conf or {})}
+    with (
+        spark_session(f"slackwater adopt {query.checkpoint}", master=master, conf=conf) as spark,
+        reader.opened(query.checkpoint, spark) as found,
+    ):
+        checkpoint = _with_history(found, query.attached, store, cache)
+        if (done := adopted_before(store, program.name, query.stage, checkpoint.query)) is not None:
+            yield Adopting(None, None, done, None, program, checkpoint, spark)
+            return
+        batches = batches_of(checkpoint, query.last_batch)
+        last = checkpoint.batch(batches[-1])
+        words = offsets_of(declared, last, query)
+        first = first_version(program, query.stage, store, kafka, lambda: nullcontext(spark), offsets=words, by=by)
+        table = first.manifest.table
+        assert table is not None  # noqa: S101  a stage that keeps none was refused
+        named = partial(mapping_of, checkpoint.tables, table, f"stage {program.name}/{query.stage}", first.shape.bound)
+        rows = named()
+        inputs = {name: replace(each, offsets=()) for name, each in first.manifest.inputs.items()}
+        said = starting_offsets_in(query.offsets)
+        constant = {name: each.offsets for name, each in first.manifest.inputs.items() if name in said}
+        adoption = Adoption(
+            store,
+            cache,
+            checkpoint,
+            replace(first.manifest, inputs=inputs),
+            named,
+            batches=batches,
+            rules=first.shape.time_rules,
+            info=first.info,
+            channels=first.channels,
+            constant=constant,
+            on_step=on_step,
+        )
+        stands = {each.topic: each.offsets for each in first.manifest.inputs.values()}
+        kinds = tuple(each.kind for each in rows.states)
+        plan = AdoptionPlan(
+            program.name, query.stage, checkpoint.query, checkpoint.where, batches, kinds, table, rows.made, stands
+        )
+        yield Adopting(plan, adoption, None, first, program, checkpoint, spark)
 
 
 def _with_history(found: ReadableCheckpoint, attached: str, store: ObjectStore, cache: SstCache) -> ReadableCheckpoint:

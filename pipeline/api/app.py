@@ -14,7 +14,7 @@ from ...store.versions.side_tables import REJECTED, table_name
 from ...validation import whole
 from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions, as_they_came, late_channel
 from .sink import FunctionSink, Sink, TopicSink, internal_topic
-from .stage import OnError, Stage, Transform, check_rejects, check_stage
+from .stage import OnError, Stage, Transform, check_options, check_rejects, check_stage, several
 from .starting_offsets import StartingOffsets
 from .table import DEFAULT_TABLE, TableOptions
 from .topic import Repartition, Topic
@@ -31,7 +31,7 @@ class App:
 
     def __post_init__(self) -> None:
         # With ~1, an app that had the name until a promotion: `apps.folder_of` says which.
-        check_name("app", self.name.partition("~")[0])
+        check_name("app", self.name.partition("~")[0] if isinstance(self.name, str) else self.name)
 
     def stage(
         self,
@@ -79,17 +79,18 @@ class App:
             Usage: The declaration contradicts itself or what was declared before.
             Refused: The stage does nothing, or closes a circle of stages.
         """
-        inputs = (reads,) if isinstance(reads, Topic | Repartition | str) else tuple(reads)
-        outputs = (writes,) if isinstance(writes, Repartition | TopicSink | FunctionSink) else tuple(writes)
-        times = event_time or DEFAULT_EVENT_TIME
-        columns = (key,) if isinstance(key, str) else tuple(key or ())
+        inputs = several(reads, (Topic, Repartition, str))
+        outputs = several(writes, (Repartition, TopicSink, FunctionSink))
+        columns = several(key or (), str)
 
         def declare(transform: Transform) -> Transform:
-            stage_name = check_name("stage", name or transform.__name__)
+            stage_name = check_name("stage", name or getattr(transform, "__name__", type(transform).__name__))
 
             def count(knob: str, value: int | None, least: int) -> int | None:
                 return None if value is None else whole(f"stage {stage_name!r}: {knob}", value, least)
 
+            check_options(stage_name, table=table, event_time=event_time, trigger=trigger)
+            times = event_time or DEFAULT_EVENT_TIME
             check_rejects(stage_name, on_error, max_rejected, rejects)
             late_table = late_channel(stage_name, columns, state) if times.late == "table" else None
             late = late_table or times.late
@@ -157,7 +158,15 @@ class App:
         return self._find(name)[1]
 
     def select(self, names: Sequence[str]) -> tuple[Stage, ...]:
-        """The stages of these names, all when none is named, upstream first. Raises `NotFound`, and as `in_order`."""
+        """The stages of these names, all when none is named, upstream first.
+
+        Raises `Usage` where the app has none, `NotFound`, and as `in_order`.
+        """
+        if not self.stages:
+            raise Usage(
+                f"app {self.name!r} has no stage, so it would do nothing",
+                hint="declare one: @app.stage(reads=..., state=...) above a function",
+            )
         for name in names:
             if name not in self.stages:
                 raise NotFound(f"stage of app {self.name!r}", name, self.stages)

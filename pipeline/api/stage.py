@@ -1,8 +1,8 @@
 """A stage as an app has declared it, and what is wrong with one by itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ...errors import Refused, Usage
 from ...fold.kinds.kind import Kind
@@ -73,6 +73,13 @@ class Stage:
         return tuple(one for one in self.reads if isinstance(one, str))
 
 
+def several(said: object, single: type | tuple[type, ...]) -> tuple[Any, ...]:
+    """What may be said as one value or as several: a tuple of all; `check_stage` tells what is wrong with them."""
+    if isinstance(said, single) or not isinstance(said, Iterable):
+        return (said,)
+    return tuple(said)
+
+
 def check_rejects(stage: str, on_error: str, max_rejected: int | None, rejects: str | None) -> None:
     """Raise `Usage` where what becomes of failing records is said in a way that contradicts itself."""
     if on_error not in get_args(OnError):
@@ -84,8 +91,43 @@ def check_rejects(stage: str, on_error: str, max_rejected: int | None, rejects: 
         check_topic(rejects)
 
 
+_OPTIONS = {
+    "table": (TableOptions, "slackwater.table(partitions=4)"),
+    "event_time": (EventTimeOptions, 'slackwater.event_time(emits="final")'),
+    "trigger": (str, '"10 seconds"'),
+}
+
+
+def check_options(stage: str, **said: object) -> None:
+    """Raise `Usage` where an option of a stage is of another type than it can be; None stands for its default."""
+    for name, value in said.items():
+        kind, wrote = _OPTIONS[name]
+        if value is not None and not isinstance(value, kind):
+            raise Usage(f"stage {stage!r}: {name} is {value!r}; expected such as {wrote}", hint=f"{name}={wrote}")
+
+
+def _check_types(stage: Stage) -> None:
+    """Raise `Usage` where an argument of a stage is of a type that it cannot be."""
+    state, where = stage.state, f"stage {stage.name!r}"
+    if not callable(stage.transform):
+        raise Usage(
+            f"{where} is a {type(stage.transform).__name__}; expected a function, DataFrame in, DataFrame out",
+            hint="write @app.stage(...) above the line with def",
+        )
+    if state is not None and not isinstance(state, Kind):
+        shown = f"{type(state).__name__} {state!r}" if isinstance(state, dict) else repr(state)
+        raise Usage(
+            f"{where}: state is {shown}; expected slackwater.aggregate(...), upsert(...), update(...) or another kind",
+            hint="an aggregate names its columns: state=slackwater.aggregate(orders=slackwater.count())",
+        )
+    for column in stage.key:
+        if not isinstance(column, str):
+            raise Usage(f"{where}: key is {column!r}; expected the name of a column, or several", hint='key="country"')
+
+
 def check_stage(stage: Stage) -> None:
     """Raise `Usage` where a stage contradicts itself, and `Refused` where it would do nothing."""
+    _check_types(stage)
     for one in stage.reads:
         if not isinstance(one, Topic | str):
             raise Usage(

@@ -11,6 +11,7 @@ from ..spark.session import spark_session
 @contextmanager
 def opened(where: str, *, master: str | None, conf: Mapping[str, str]) -> Iterator[Checkpoint]:
     """The checkpoint of a query, while a Spark runs that reads it; raises as `pipeline.checkpoint`."""
+    checkpoint.check_there(where)
     with (
         spark_session(f"slackwater attach {where}", master=master, conf={"spark.ui.enabled": "false", **conf}) as spark,
         checkpoint.opened(where, spark) as found,

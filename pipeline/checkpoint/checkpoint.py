@@ -19,7 +19,7 @@ from ...errors import NotFound, ObjectNotFound, Refused
 from ...keep.attach.checkpoint import DELETED, ReadableBatch, ReadableTable
 from ...whole_file import temporary_folder
 from .files import CheckpointFiles
-from .places import place
+from .places import own_place, place
 from .state_files import StoreFolder
 from .tables import StateTable, state_table
 
@@ -31,6 +31,12 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
+
+
+def check_there(where: str) -> None:
+    """Raise `NotFound` where there is no checkpoint, as far as that is known without Spark."""
+    if (found := own_place(where)) is not None:
+        CheckpointFiles(found)
 
 
 @contextmanager

@@ -42,8 +42,13 @@ def place(where: str, spark: SparkSession) -> Readable:
 
     Raises `Usage` where it cannot be understood, `Unavailable` where Spark has no such file system.
     """
+    return own_place(where) or HadoopFiles(where, spark)
+
+
+def own_place(where: str) -> Readable | None:
+    """What reads at a place that needs no Spark; None where it does. Raises `Usage` where it cannot be understood."""
     if _SCHEME.match(where) and not _OURS.match(where):
-        return HadoopFiles(where, spark)
+        return None
     return open_store(re.sub(r"^s3[an]:", "s3:", where, flags=re.IGNORECASE))
 
 

@@ -8,10 +8,14 @@ from typing import ClassVar, Self
 from ...errors import Refused, SlackwaterError, Unavailable
 from . import ports
 from .jars import Jars, Tell, find_java, quiet
-from .process import SupervisedProcess, last_words
+from .process import SupervisedProcess, last_words, logged
 
 START_PATIENCE_S = 60.0
 _POLL_S = 0.05
+_MOST_MOVES = 5
+"""Ports that one start loses to others before it gives up."""
+_TAKEN = "Address already in use"
+"""What Java says where it cannot listen."""
 
 JVM_FLAGS = (
     # The server shares a small machine with Spark. The quick compiler alone saves 40 % of a start's CPU time
@@ -39,11 +43,14 @@ class EmbeddedServer(ABC):
     def __init__(self, folder: Path, *, port: int | None = None, log: Path | None = None, tell: Tell = quiet) -> None:
         """Nothing is started yet. `folder` is for all of the server's data and settings, and made when it is needed.
 
-        `port` is a free one when it is None; output is appended to `log`, `server.log` in the folder when it is None;
-        `tell` takes a line when something takes long, such as the download at the first start of all.
+        `port` is a free one when it is None, and another one where somebody else takes that before the server has it;
+        output is appended to `log`, `server.log` in the folder when it is None; `tell` takes a line when something
+        takes long, such as the download at the first start of all.
         """
         self.folder = folder.absolute()
         self.port = ports.choose() if port is None else port
+        self.may_move = port is None
+        """Whether another port will do where somebody else has taken this one meanwhile; not once it has answered."""
         self.log = log.absolute() if log else self.folder / "server.log"
         self._tell = tell
         self._process: SupervisedProcess | None = None
@@ -66,7 +73,10 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     def answers(self) -> bool:
-        """Whether the server does its work at this moment, whoever started it."""
+        """Whether this server does its work at this moment, whoever started it.
+
+        Another one that answers on its port is not this one.
+        """
 
     @abstractmethod
     def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
@@ -92,7 +102,7 @@ class EmbeddedServer(ABC):
         self.kill()
         java = find_java(self.name)
         classpath = f"{self.jars.fetch(self._tell)}/*"
-        if not ports.is_free(self.port):
+        if not ports.is_free(self.port) and not self._moved():
             raise Refused(
                 f"{self.name} cannot listen on port {self.port} of {ports.HOST}: it is taken",
                 hint="choose another port, or stop what listens there",
@@ -106,15 +116,31 @@ class EmbeddedServer(ABC):
         self._process = SupervisedProcess(argv, folder=self.folder, log=self.log)
 
     def wait(self) -> None:
-        """The second half of `start`: returns when the server answers."""
+        """The second half of `start`: returns when the server answers, on another port where it had to move."""
         if self._process is None:
             raise RuntimeError(f"{self.name} was not launched")
-        deadline = time.monotonic() + START_PATIENCE_S
-        while not self.answers():
+        deadline, moves = time.monotonic() + START_PATIENCE_S, 0
+        while self._process.ended() is not None or not self.answers():
             if (code := self._process.ended(_POLL_S)) is not None:
+                if moves < _MOST_MOVES and self._lost_a_port():
+                    moves += 1
+                    self.launch()
+                    continue
                 raise self._failed(Unavailable, f"{self.name} ended while starting, with exit code {code}")
             if time.monotonic() > deadline:
                 raise self._failed(Unavailable, f"{self.name} does not answer {START_PATIENCE_S:.0f} s after its start")
+        self.may_move = False
+
+    def _lost_a_port(self) -> bool:
+        """Whether the server ended because somebody else had a port that it wanted, its own or a further one."""
+        return not ports.is_free(self.port) or _TAKEN in logged(self.log, self._log_start)
+
+    def _moved(self) -> bool:
+        """Choose another port in place of one that is taken, where that is allowed."""
+        if self.may_move:
+            taken, self.port = self.port, ports.choose()
+            self._tell(f"port {taken} was taken meanwhile: {self.name} goes to port {self.port}")
+        return self.may_move
 
     def kill(self) -> None:
         """End the server at once, as a crash would (SIGKILL), and wait until it is gone."""

@@ -1,8 +1,10 @@
 """A Kafka broker of one node for development, the demo and tests: KRaft, controller and broker in one JVM."""
 
 import base64
+import re
 import subprocess
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -52,6 +54,7 @@ group.coordinator.threads=1
 # The default takes a quarter of the heap.
 log.cleaner.dedupe.buffer.size=4194304
 """
+_PREPARED = "meta.properties"
 
 
 class EmbeddedKafka(EmbeddedServer):
@@ -70,8 +73,9 @@ class EmbeddedKafka(EmbeddedServer):
         return self.address
 
     def answers(self) -> bool:
-        """Whether the broker lists its topics, and each of their partitions has a leader."""
-        if not ports.is_open(self.port):
+        """Whether the broker of this folder lists its topics, and each of their partitions has a leader."""
+        cluster = self._cluster_id()
+        if not cluster or not ports.is_open(self.port):
             return False
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
@@ -82,8 +86,17 @@ class EmbeddedKafka(EmbeddedServer):
             listed = admin.list_topics(timeout=2)
         except KafkaException:
             return False
+        if listed.cluster_id != cluster:
+            return False
         partitions = (each for topic in listed.topics.values() for each in topic.partitions.values())
         return bool(listed.brokers) and all(partition.leader >= 0 for partition in partitions)
+
+    def _cluster_id(self) -> str:
+        """The id of the cluster in the folder; empty where there is none yet."""
+        with suppress(FileNotFoundError):
+            found = re.search(r"^cluster\.id=(.+)$", (self.folder / "log" / _PREPARED).read_text(), re.MULTILINE)
+            return found[1].strip().replace("\\", "") if found else ""
+        return ""
 
     def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
         settings = self.folder / "server.properties"
@@ -91,7 +104,7 @@ class EmbeddedKafka(EmbeddedServer):
         text = _SETTINGS.format(host=ports.HOST, port=self.port, controller_port=ports.choose())
         settings.write_text(text, encoding="ascii")
         # Kafka writes this file last when it prepares the folder.
-        if not (self.folder / "log" / "meta.properties").exists():
+        if not (self.folder / "log" / _PREPARED).exists():
             # 22 characters of base64 that never start with a dash, which would look like an option.
             cluster = base64.urlsafe_b64encode(uuid.uuid4().hex[:16].encode()).decode().rstrip("=")
             tool = (java, *JVM_FLAGS, "-cp", classpath, "kafka.tools.StorageTool", "format", "--ignore-formatted")

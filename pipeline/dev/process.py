@@ -90,10 +90,15 @@ def terminate(pid: int, mark: str, patience_s: float) -> None:
         time.sleep(_POLL_S)
 
 
-def last_words(log: Path, since: int, num_lines: int = 6) -> str:
-    """The last lines that were appended to `log` after byte `since`, without stack frames, each indented."""
+def logged(log: Path, since: int) -> str:
+    """The end of what was appended to `log` after byte `since`, up to 64 KiB."""
     with log.open("rb") as file:
         file.seek(max(since, os.fstat(file.fileno()).st_size - 65_536))
-        lines = file.read().decode(errors="replace").splitlines()
+        return file.read().decode(errors="replace")
+
+
+def last_words(log: Path, since: int, num_lines: int = 6) -> str:
+    """The last lines that were appended to `log` after byte `since`, without stack frames, each indented."""
+    lines = logged(log, since).splitlines()
     telling = [line for line in lines if line.strip() and not line.lstrip().startswith(("at ", "... "))]
     return "\n".join(f"  {line}" for line in telling[-num_lines:])

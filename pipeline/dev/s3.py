@@ -8,6 +8,7 @@ with link(2), so that of any number of writers exactly one wins. While an object
 import http
 import http.client
 import re
+import uuid
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +17,8 @@ from .jars import Jars
 from .jvm_server import EmbeddedServer
 
 BUCKET = "slackwater"
+_MARKS = "slackwater-dev"
+"""A bucket with one object, which no other folder's server has."""
 
 _SETTINGS = """\
 s3proxy.endpoint=http://{host}:{port}
@@ -56,24 +59,42 @@ class EmbeddedS3(EmbeddedServer):
         }
 
     def answers(self) -> bool:
-        """Whether the bucket can be listed."""
+        """Whether the bucket can be listed, and the folder's own mark is on the server."""
+        mark = self._mark()
+        return (
+            bool(mark)
+            and self._gives(f"/{BUCKET}?list-type=2&max-keys=1", b"<ListBucketResult")
+            and (self._gives(f"/{_MARKS}/{mark}", mark.encode()))
+        )
+
+    def _gives(self, path: str, expected: bytes) -> bool:
+        """Whether the server answers with something that holds these bytes."""
         # The server asks for no signature, so plain HTTP is enough and boto3 need not be imported.
         connection = http.client.HTTPConnection(ports.HOST, self.port, timeout=_TIMEOUT_S)
         try:
-            connection.request("GET", f"/{BUCKET}?list-type=2&max-keys=1")
+            connection.request("GET", path)
             answer = connection.getresponse()
-            return answer.status == http.HTTPStatus.OK and b"<ListBucketResult" in answer.read()
+            return answer.status == http.HTTPStatus.OK and expected in answer.read()
         except (OSError, http.client.HTTPException):
             return False
         finally:
             connection.close()
+
+    def _mark(self) -> str:
+        """The name of the object by which this folder's server is told from another; empty before the first start."""
+        marks = self.folder / "objects" / _MARKS
+        return next((path.name for path in sorted(marks.glob("*"))), "")
 
     def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
         settings = self.folder / "server.properties"
         settings.write_text(_SETTINGS.format(host=ports.HOST, port=self.port), encoding="ascii")
         objects = self.folder / "objects"
         # A bucket is a folder.
-        (objects / BUCKET).mkdir(parents=True, exist_ok=True)
+        for bucket in (BUCKET, _MARKS):
+            (objects / bucket).mkdir(parents=True, exist_ok=True)
+        if not self._mark():
+            mark = uuid.uuid4().hex
+            (objects / _MARKS / mark).write_text(mark, encoding="ascii")
         for path in objects.rglob("*-*-*-*-*"):
             if _LEFTOVER.fullmatch(path.name) and path.is_file():
                 path.unlink()

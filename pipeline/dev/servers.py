@@ -87,7 +87,8 @@ class DevServers:
     def up(self, *, kafka_port: int | None = None, s3_port: int | None = None) -> tuple[str, ...]:
         """Start whichever server does not run, and wait until both answer. Returns the names of what it started.
 
-        Without a port a server listens where it did last, else on its usual port, else on any free one. After an error
+        Without a port a server listens where it did last, else on its usual port, else on any free one, also where
+        somebody else takes the port while it starts. After an error
         or Ctrl-C, what this call started is stopped again. Raises `Refused` where a port is taken, a server runs on
         another port than the one asked for, or the folder cannot be written, and as `EmbeddedServer.start`.
         """
@@ -109,6 +110,8 @@ class DevServers:
                 for server in both:
                     if server in new:
                         server.wait()
+                        # It may be on another port, in another process.
+                        self._remember(server, server.pid or 0)
                     else:
                         self._await(server)
                 exports = (f"export {name}={shlex.quote(value)}\n" for name, value in self.environment().items())
@@ -188,7 +191,10 @@ class DevServers:
             return known
         if port is None:
             port = ports.choose(*filter(None, (known.port, usual_port)))
-        elif not ports.is_free(port):
+            server = self._known(kind, port)
+            server.may_move = True
+            return server
+        if not ports.is_free(port):
             raise Refused(
                 f"{known.name} cannot listen on port {port} of {ports.HOST}: it is taken",
                 hint=f"name another one with --{kind.name.lower()}-port, or none: any free one will do",

@@ -180,6 +180,14 @@ class MemoryKafka:
                 patience.waited()
                 time.sleep(_LOOK_S)
 
+    def read_all(
+        self, topic: str, partition: int, start: int, end: int, patience_s: float, *, lossy: bool
+    ) -> tuple[list[Sequence[_Message]], list[Gone]]:
+        """What `read` gives, and what is gone, at once: for another process."""
+        gone: list[Gone] = []
+        chunks = self.read(topic, partition, start, end, patience_s=patience_s, gone=gone if lossy else None)
+        return list(chunks), gone
+
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
         sent = list(records)
         with self._lock:

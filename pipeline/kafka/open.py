@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ...errors import NotFound, SlackwaterError, Unavailable
+from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from .patience import patience_with
 from .protocol import Kafka, Offsets
 
@@ -17,14 +18,41 @@ def open_kafka(at: str | Mapping[str, str]) -> Kafka:
     No request is made: see `wait_for`.
     """
     properties = {"bootstrap.servers": at} if isinstance(at, str) else at
-    if properties["bootstrap.servers"].startswith("memory://"):
-        from .memory import MemoryKafka
+    if in_memory(properties):
+        from .memory_server import opened
 
-        return MemoryKafka.named(properties["bootstrap.servers"])
+        return opened(properties)
     # Who asks nothing need not wait until librdkafka is loaded.
     from .librdkafka import LibrdKafka
 
     return LibrdKafka(properties)
+
+
+def in_memory(properties: Mapping[str, str]) -> bool:
+    """Whether it is a Kafka in the memory of a process."""
+    return properties["bootstrap.servers"].startswith("memory://")
+
+
+@contextmanager
+def for_workers(properties: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """While this lasts, properties by which other processes of this machine open the same Kafka.
+
+    Raises `Refused` where it is in the memory of this process and has no topic: nobody else can make one.
+    """
+    if not in_memory(properties):
+        yield properties
+        return
+    from .memory import MemoryKafka
+    from .memory_server import served
+
+    kafka = MemoryKafka.named(properties["bootstrap.servers"])
+    if not kafka.partition_counts():
+        raise Refused(
+            f"{kafka.name} is in the memory of this process, which has made no topic there: nothing could be read",
+            hint="in a test, slackwater.testing.run(app, {TOPIC: rows}) makes one; `slackwater dev up` starts a broker",
+        )
+    with served(kafka) as reachable:
+        yield reachable
 
 
 def wait_for(kafka: Kafka, patience_s: float) -> None:

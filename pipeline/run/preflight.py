@@ -34,10 +34,10 @@ from ..batch.job import Limits
 from ..claim.claim import Claimer, check_made_here, check_program, migrate_command
 from ..claim.start_positions import StartPosition
 from ..kafka.archived import ArchivedKafka
-from ..kafka.open import open_kafka, wait_for
+from ..kafka.open import in_memory, open_kafka, wait_for
 from ..kafka.protocol import Kafka
 from ..publish.prepare import check_targets
-from ..spark.session import running_session
+from ..spark.session import check_start, running_session
 from ..upkeep.write_stall import Triggers
 from .news import News
 from .options import Options
@@ -79,6 +79,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
     """Wait for Kafka and check all that needs no Spark. Raises `NotFound`, `Refused` and `Usage`."""
     stages = app.select(options.stages)
     limits = {stage.name: limits_of(stage, options) for stage in stages}
+    check_start(options.master, options.spark_conf)
     kafka = open_kafka(options.kafka)
     news.doing(f"waiting for {kafka.name}")
     wait_for(kafka, options.patience_s)
@@ -91,6 +92,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
     master = running.sparkContext.master if running else options.spark_conf.get("spark.master", options.master)
     if master:  # else it is known when Spark has started
         check_unflushed(limits, master)
+        check_memory(options.kafka, master)
     info, migration = apps.find_app(store, app.name), 0
     if info is None:
         apps.check_root(store)
@@ -218,4 +220,13 @@ def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:
             f"stage {ahead[0]!r} has max_unflushed={limits[ahead[0]].max_unflushed}, so its SSTs wait on the disk of "
             f"the runner's machine, and executors of {master} do not share that disk",
             hint="run it with --master 'local[*]', or with max_unflushed=0",
+        )
+
+
+def check_memory(kafka: Mapping[str, str], master: str) -> None:
+    """Raise `Refused` where executors cannot reach a Kafka that is in the memory of this process."""
+    if in_memory(kafka) and not master.startswith("local"):
+        raise Refused(
+            f"{kafka['bootstrap.servers']} is in the memory of this process, and executors of {master} do not reach it",
+            hint="run it with --master 'local[*]', or with a Kafka that they reach",
         )

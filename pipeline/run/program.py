@@ -32,9 +32,17 @@ def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = 
     """
     module = module_of(path)
     found = {id(value): value for value in vars(module).values() if isinstance(value, App)}
-    if len(found) != 1:
-        names = ", ".join(repr(app.name) for app in found.values()) or "none"
-        raise Usage(f"{path} declares {len(found)} apps ({names}); expected exactly one slackwater.App(...)")
+    if not found:
+        raise Usage(
+            f"{path} declares no app; expected one slackwater.App(...)",
+            hint='write app = slackwater.App("NAME") at the top level of the file',
+        )
+    if len(found) > 1:
+        names = " and ".join(repr(app.name) for app in found.values())
+        raise Usage(
+            f"{path} declares {len(found)} apps, {names}; expected one slackwater.App(...)",
+            hint="give each app a file of its own; one that another file declares is imported there as a module",
+        )
     (app,) = found.values()
     called = name or app.name
     return replace(app, name=folder_of(store, called) if store is not None else called, file=Path(path).resolve())

@@ -23,7 +23,7 @@ from ..batch.job import StageConfig
 from ..batch.schemas import Shape, shapes
 from ..batch.stage_runner import StageRunner
 from ..kafka.channels import Announcer, KafkaChannels
-from ..kafka.open import open_kafka
+from ..kafka.open import for_workers, open_kafka
 from ..publish.publishers import Publishers
 from ..reject.rejecter import BatchRejecter
 from ..source.checkpoint import ScratchCheckpoint
@@ -40,7 +40,7 @@ from .health import Health
 from .housekeeping import Collector, LagReporter, ask_spark, in_background
 from .news import News
 from .options import Options
-from .preflight import Start, check_unflushed, preflight
+from .preflight import Start, check_memory, check_unflushed, preflight
 from .snapshot_completer import BetweenBatches, Completer, snapshot_names
 from .stopping import Stop, StopRequested, stop_signals
 from .supervisor import Backpressure, CatchUp, Supervisor
@@ -69,6 +69,7 @@ def run(
     with ExitStack() as stack:
         stack.enter_context(running(app.name))
         stop = stop or stack.enter_context(stop_signals())
+        options = replace(options, kafka=stack.enter_context(for_workers(options.kafka)))
         with stop.at_once():
             # All that can be refused without Spark is, before it starts; what is made, is made after the last check.
             start = preflight(app, options, news)
@@ -86,6 +87,7 @@ def run(
         with stop.in_order():
             news.doing("checking the program")
             check_unflushed(start.limits, spark.sparkContext.master or "")
+            check_memory(options.kafka, spark.sparkContext.master or "")
             if is_cold:
                 warm_up(spark)
             known = shapes(app, spark)

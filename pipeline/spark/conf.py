@@ -82,6 +82,18 @@ def check_settings(chosen: Mapping[str, str], by: str) -> dict[str, str]:
     return settings
 
 
+_MASTER = re.compile(r"local(\[(\*|\d+)(\s*,\s*\d+)?\s*\])?|local-cluster\[.+\]|yarn|.+://.*")
+
+
+def check_master(master: str | None) -> None:
+    """Raise `Usage` where Spark could not understand its master's URL; None is for Spark's configuration to say."""
+    if master is not None and not _MASTER.fullmatch(master):
+        raise Usage(
+            f"the master is {master!r}; expected local[4], local[*], spark://HOST:7077, k8s://https://HOST or yarn",
+            hint="leave it out for all cores of this machine",
+        )
+
+
 def check_not_connect(master: str | None, settings: Mapping[str, str]) -> None:
     """Raise `Refused` where Spark would be, or is, behind Spark Connect: by its URL, a setting, or a session here."""
     from pyspark.sql.utils import is_remote

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import resources
 
 import pyarrow as pa
@@ -15,9 +16,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from ...errors import Refused
+from ..dev.jars import find_java
 from ..source.data_source import InputSource
 from . import jvm
-from .conf import SECRETS, check_not_connect, ship_slackwater
+from .conf import SECRETS, check_master, check_not_connect, ship_slackwater
 from .exchange import to_partitions
 from .jvm import interpreter, quiet_errors, quiet_loss, quiet_start
 
@@ -53,7 +55,7 @@ def spark_session(
     `hurry` is set, nobody waits any more for Spark to stop: it ends with this process. Raises `Refused` for Spark
     Connect, and where Spark does not start, most often for want of Java, or its JVM ended while it was used.
     """
-    check_not_connect(master, conf or {})
+    check_start(master, conf or {})
     log4j = resources.files(__package__) / "log4j2.properties"
     settings = {
         "spark.app.name": app,
@@ -127,6 +129,22 @@ def spark_session(
         finally:
             if running is None:
                 end_all([spark.stop], lambda: 0.0 if hurry is not None and hurry.is_set() else _STOP_S)
+
+
+def check_start(master: str | None, conf: Mapping[str, str]) -> None:
+    """What can be known of a start of Spark before it takes its seconds.
+
+    Raises `Refused` for Spark Connect, `Usage` for a master that is none, and as `find_java`, unless Spark runs here.
+    """
+    check_not_connect(master, conf)
+    if running_session() is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        check_master(conf.get("spark.master", master))
+        _java(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
+
+
+@cache
+def _java(_home: str, _path: str) -> str:
+    return find_java("Spark")
 
 
 def running_session() -> SparkSession | None:

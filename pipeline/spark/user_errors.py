@@ -4,6 +4,7 @@ Errors cross from Spark's workers as text, and Spark wraps them in its own.
 """
 
 import importlib.util
+import inspect
 import re
 import sys
 import sysconfig
@@ -18,6 +19,7 @@ from pyspark.errors import AnalysisException
 
 from ... import errors
 from ...errors import Refused, SlackwaterError
+from ...validation import nearest
 
 _OURS = __name__.partition(".")[0]
 _HINT = "fix it and run again (SLACKWATER_DEBUG=1 shows the traceback)"
@@ -32,21 +34,40 @@ def as_user_error(what: str, function: object = None) -> Iterator[None]:
     """
     try:
         yield
-    except SlackwaterError:
+    except SlackwaterError as error:
+        place = _place(error)
+        if place is not None and (at := _shown(place)) not in error.hint:
+            error.hint = f"{error.hint} ({at})" if error.hint else f"see {at}"
         raise
     except Exception as error:
         place = _place(error)
         if place is None and isinstance(code := getattr(function, "__code__", None), CodeType):
             place = Path(code.co_filename), code.co_firstlineno
-        where = ""
-        if place is not None:
-            file, here = place[0].resolve(), Path.cwd()
-            where = f"{file.relative_to(here) if file.is_relative_to(here) else file}, line {place[1]}: "
+        where = "" if place is None else f"{_shown(place)}: "
         sentence, _, quoted = _described(error).partition("\n")
-        hint, missing = _HINT, error.name if isinstance(error, ModuleNotFoundError) else None
+        hint, missing = _expected(error) or _HINT, error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and importlib.util.find_spec(missing.partition(".")[0]) is None:
             hint = f"install what has {missing!r} for {sys.executable}, or fix the import, and run again"
         raise Refused(f"{what} does not run: {where}{sentence}", quoted=quoted, hint=hint) from error
+
+
+def _shown(place: tuple[Path, int]) -> str:
+    file, here = place[0].resolve(), Path.cwd()
+    return f"{file.relative_to(here) if file.is_relative_to(here) else file}, line {place[1]}"
+
+
+_UNEXPECTED = re.compile(r"(?:App\.)?(\w+)\(\) got an unexpected keyword argument '(\w+)'")
+
+
+def _expected(error: Exception) -> str:
+    """The arguments that a function of ours takes, where it was called with one that it does not; else empty."""
+    found = _UNEXPECTED.match(str(error)) if isinstance(error, TypeError) else None
+    package = sys.modules[_OURS]
+    if found is None or not (found[1] in package.__all__ or hasattr(package.App, found[1])):
+        return ""
+    function = getattr(package, found[1]) if found[1] in package.__all__ else getattr(package.App, found[1])
+    arguments = [name for name in inspect.signature(function).parameters if name != "self"]
+    return f"{found[1]} takes {', '.join(arguments)}{nearest(found[2], arguments)}"
 
 
 def _described(error: Exception) -> str:

@@ -37,14 +37,16 @@ CLONING = "_cloning"
 
 def check_name(what: str, name: str) -> str:
     """Return `name` if it may stand in an object key and a topic name. Raises `Usage`."""
-    if not _NAME.fullmatch(name):
-        raise Usage(f"{what} name {name!r} is not usable: expected {NAME_IN_WORDS}")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        near = re.sub(r"[^a-z0-9_-]+", "-", str(name).lower()).strip("-_")[:63]
+        hint = f"for example {near!r}" if _NAME.fullmatch(near) else ""
+        raise Usage(f"{what} name {name!r} is not usable: expected {NAME_IN_WORDS}", hint=hint)
     return name
 
 
 def check_topic(name: str) -> str:
     """Return `name` if a Kafka topic may have it. Raises `Usage`."""
-    if not _TOPIC.fullmatch(name):
+    if not isinstance(name, str) or not _TOPIC.fullmatch(name):
         raise Usage(f"topic name {name!r} is not usable: expected {TOPIC_IN_WORDS}")
     return name
 

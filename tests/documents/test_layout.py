@@ -2,10 +2,15 @@
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from collections import Counter
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 from tests.support.static import PARTS, ROOT
 
@@ -60,3 +65,13 @@ def test_one_name_is_one_class() -> None:
     classes = Counter(one for path in PACKAGE for one in said(path)[1] if not one.startswith("_"))
     # A program's `App` is the declared one, which can be run besides.
     assert [one for one, count in classes.items() if count > 1 and one != "App"] == []
+
+
+@pytest.mark.parametrize("name", ["slackwater", "checkout"])
+def test_lint_says_the_same_in_a_clone_of_any_name(tmp_path: Path, name: str) -> None:
+    """In a folder of the package's name ruff would take the package for a first party, unless it is told."""
+    ignored = shutil.ignore_patterns(".[!c]*", ".cache", "__pycache__", "*.egg-info", "build", "out", "images")
+    clone = shutil.copytree(ROOT, tmp_path / name, ignore=ignored)
+    words = [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "I", "."]
+    done = subprocess.run(words, cwd=clone, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

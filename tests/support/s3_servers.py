@@ -1,12 +1,10 @@
-"""The S3 servers that tests run against: moto, which is Python, and versitygw; and how a program in Go is built."""
+"""The S3 servers that tests run against: moto, which is Python, and versitygw."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,16 +12,14 @@ from pathlib import Path
 
 import pytest
 from slackwater.pipeline.dev import ports
-from slackwater.pipeline.dev.jars import cache_folder
 from slackwater.pipeline.dev.process import SupervisedProcess, last_words
-from slackwater.whole_file import locked
+
+from tests.programs.go import built, is_built
 
 BUCKET = "slackwater-tests"
 ACCESS_KEY = "tests"
 SECRET_KEY = "tests-secret"
 
-_MODULE = "github.com/versity/versitygw/cmd/versitygw"
-_VERSION = "v1.8.0"
 _START_PATIENCE_S = 60.0
 
 
@@ -41,14 +37,14 @@ def versitygw(
 ) -> Iterator[str]:
     """The endpoint of a running versitygw that keeps its objects in the folder, its log beside them.
 
-    `users` are others whom it knows, by their keys; they may do what a bucket's policy says. Skips the test where there
-    is no Go to build it.
+    `users` are others whom it knows, by their keys; they may do what a bucket's policy says. Skips the test where it
+    was not built.
     """
     port, objects = ports.choose(), folder / "objects"
     objects.mkdir()
     listen = ("--port", f"{ports.HOST}:{port}", "--access", access_key, "--secret", secret_key, "--keep-alive")
     accounts = ("--iam-dir", str(folder)) if users else ()
-    program = str(built(_MODULE, _VERSION))
+    program = str(built("versitygw"))
     command = [program, *listen, *accounts, "posix", *_metadata(folder, objects), str(objects)]
     with _running(command, folder, port) as endpoint:
         admin = [program, "admin", "--access", access_key, "--secret", secret_key, "--endpoint-url", endpoint]
@@ -60,8 +56,8 @@ def versitygw(
 
 @contextmanager
 def signed(folder: Path, access_key: str, secret_key: str) -> Iterator[str]:
-    """The endpoint of a server that looks at signatures, where there is Go or it was built before; else of moto."""
-    if _path_of(_MODULE, _VERSION).exists() or shutil.which("go"):
+    """The endpoint of a server that looks at signatures, where versitygw was built; else of moto."""
+    if is_built("versitygw"):
         with versitygw(folder, access_key, secret_key) as endpoint:
             yield endpoint
     else:
@@ -93,47 +89,3 @@ def _running(command: Sequence[str], folder: Path, port: int) -> Iterator[str]:
         yield f"http://{ports.HOST}:{port}"
     finally:
         server.kill()
-
-
-def _path_of(module: str, version: str) -> Path:
-    """Where the program of this module is, once it was built."""
-    name = module.rpartition("/")[2]
-    return cache_folder() / f"{name}-{version}" / name
-
-
-def built(module: str, version: str) -> Path:
-    """The program, which takes a minute or some the first time. Many processes may ask at once.
-
-    Skips the test where there is no Go to build it.
-    """
-    go, program = shutil.which("go"), _path_of(module, version)
-    if program.exists():
-        return program
-    if go is None:
-        pytest.skip(f"no go on PATH: {program.name} cannot be built")
-    program.parent.parent.mkdir(parents=True, exist_ok=True)
-    with locked(program.parent.with_name(f"{program.parent.name}.lock"), lambda: None):
-        if not program.exists():
-            _build(go, f"{module}@{version}", program)
-    return program
-
-
-def _build(go: str, what: str, program: Path) -> None:
-    folder = program.parent
-    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
-        done = subprocess.run(
-            [go, "install", "-ldflags=-s -w", what],
-            cwd=scratch,
-            # Without a C compiler, and for this machine whatever the developer builds for.
-            env={**os.environ, "GOBIN": scratch, "CGO_ENABLED": "0", "GOFLAGS": "", "GOOS": "", "GOARCH": ""},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            pytest.fail(f"{program.name} cannot be built:\n{done.stderr}")
-        # The folder appears whole.
-        made = Path(scratch) / "made"
-        made.mkdir()
-        (Path(scratch) / program.name).rename(made / program.name)
-        made.rename(folder)

@@ -2,8 +2,8 @@
 
 `python -m bench.tasks.keep.replicating [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys.
 
-Both copy from one root to another, with as many threads, over S3 (versitygw, on this machine's disk) where there is Go
-to build it, else between folders. The peer lists the objects, gets each and puts it; ours reads versions, checks each
+Both copy from one root to another, with as many threads, over S3 (versitygw, on this machine's disk) where that
+is built, else between folders. The peer lists the objects, gets each and puts it; ours reads versions, checks each
 SST, puts manifests last, pins the cut, and says up to where the replica is complete. Each in turns, to an empty root.
 Then some new keys are committed, and the next round's bytes are set beside those of the objects that are new.
 """
@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from shutil import which
 from statistics import median
 
 import duckdb
@@ -34,6 +33,7 @@ from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest
 
+from tests.programs.go import is_built
 from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, versitygw
 
 from ...multi_get import TABLE
@@ -96,7 +96,7 @@ def rows(folder: Path, quick: bool) -> list[Row]:
 
 @contextmanager
 def _roots(folder: Path) -> Iterator[tuple[str, str]]:
-    if which("go") is None:
+    if not is_built("versitygw"):
         yield "between folders", str(folder)
         return
     server = folder / "s3"

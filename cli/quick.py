@@ -1,0 +1,45 @@
+"""What spares a verb of a second most of that: collections of garbage while it imports, and the import of pandas."""
+
+import gc
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+_whole_process = False
+_OBJECTS = 100_000
+"""Made between two collections. By Python's own measure, 700, a sixth of a verb that reads a row went into them."""
+
+
+class _NoPandas:
+    """Says that there is no pandas."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        """Python's hook."""
+        if fullname == "pandas":
+            raise ModuleNotFoundError(name=fullname)
+
+
+def own_process() -> None:
+    """Say that this process runs one verb and nothing else."""
+    global _whole_process
+    _whole_process = True
+    gc.set_threshold(_OBJECTS)
+
+
+def without_pandas() -> None:
+    """Keep Arrow from importing pandas when it is first given a Python list; `to_pandas` still imports it.
+
+    Only for verbs that run no code of the user's: Arrow would not know pandas' missing values from others. Does nothing
+    in a process that runs more than the verb.
+    """
+    if not _whole_process or "pandas" in sys.modules:
+        return
+    none = _NoPandas()
+    sys.meta_path.insert(0, none)
+    try:
+        import pyarrow as pa
+
+        # Arrow looks for pandas once, and then only where it is asked for something of pandas.
+        pa.array([0])
+    finally:
+        sys.meta_path.remove(none)

@@ -1,0 +1,203 @@
+"""Kafka in memory for other processes of this machine: Spark's planners and workers read the topics of a test.
+
+Each of them has a connection, over which it calls the methods of that `MemoryKafka` by their names.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from itertools import count
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any, cast
+
+from ...errors import Gone, Refused, Unavailable
+from .memory import MemoryKafka, MemoryTransactions
+from .protocol import Headers, Message, Offsets, Properties, Record, TransactionSettings
+
+PLACE = "memory.place"
+"""The property that says where such a Kafka is served: process, port and key."""
+_HOST = "127.0.0.1"
+
+
+@contextmanager
+def served(kafka: MemoryKafka) -> Iterator[Properties]:
+    """While this lasts, what `open_kafka` makes of these properties is this Kafka, in any process of this machine."""
+    key, closed = secrets.token_bytes(16), threading.Event()
+    with Listener((_HOST, 0), backlog=64, authkey=key) as listener:
+        _, port = cast("tuple[str, int]", listener.address)
+        words = listener, _Calls(kafka), closed
+        acceptor = threading.Thread(target=_accept, args=words, name="memory-kafka", daemon=True)
+        acceptor.start()
+        try:
+            yield {**kafka.properties, PLACE: f"{os.getpid()} {port} {key.hex()}"}
+        finally:
+            closed.set()
+            # Nothing else wakes who waits for a connection.
+            Client((_HOST, port), authkey=key).close()
+            acceptor.join()
+
+
+def opened(properties: Properties) -> MemoryKafka | RemoteMemory:
+    """The Kafka of such properties: the one in this process, or a way to that of the process which serves it."""
+    address, place = properties["bootstrap.servers"], properties.get(PLACE, "")
+    if not place or place.split()[0] == str(os.getpid()):
+        return MemoryKafka.named(address)
+    return _remote(os.getpid(), address, place)
+
+
+@lru_cache(maxsize=2)
+def _remote(_pid: int, address: str, place: str) -> RemoteMemory:
+    # Spark forks its workers: each has a connection of its own.
+    return RemoteMemory(address, place)
+
+
+class _Calls:
+    """What is called: the Kafka, as 0, and the transactions that were made of it."""
+
+    def __init__(self, kafka: MemoryKafka) -> None:
+        self._objects: dict[int, MemoryKafka | MemoryTransactions] = {0: kafka}
+        self._numbers = count(1)
+
+    def answer(self, number: int, method: str, words: tuple[Any, ...], named: dict[str, Any]) -> tuple[str, Any]:
+        """How it ended, and with what."""
+        try:
+            found = getattr(self._objects[number], method)(*words, **named)
+        except Exception as error:
+            return "raised", error
+        if isinstance(found, MemoryTransactions):
+            made = next(self._numbers)
+            self._objects[made] = found
+            return "made", made
+        return "returned", found
+
+
+def _accept(listener: Listener, calls: _Calls, closed: threading.Event) -> None:
+    while True:
+        try:
+            connection = listener.accept()
+        except (AuthenticationError, EOFError, OSError):
+            continue  # a stranger, who does not know the key
+        if closed.is_set():
+            connection.close()
+            return
+        threading.Thread(target=_serve, args=(connection, calls), name="memory-kafka", daemon=True).start()
+
+
+def _serve(connection: Connection[Any, Any], calls: _Calls) -> None:
+    with connection, suppress(EOFError, OSError):
+        while True:
+            connection.send(calls.answer(*connection.recv()))
+
+
+class RemoteMemory:
+    """A `MemoryKafka` of another process. Safe to use from many threads."""
+
+    def __init__(self, address: str, place: str) -> None:
+        self.address, self._place = address, place
+        self._lock = threading.Lock()
+        self._connection: Connection[Any, Any] | None = None
+
+    @property
+    def properties(self) -> Properties:
+        return {"bootstrap.servers": self.address, PLACE: self._place}
+
+    @property
+    def name(self) -> str:
+        return f"Kafka at {self.address}"
+
+    def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]:
+        return cast("dict[str, int]", self._call(0, "partition_counts"))
+
+    def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
+        return cast("tuple[Offsets, Offsets]", self._call(0, "offsets", topic))
+
+    def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
+        return cast("Offsets", self._call(0, "offsets_since", topic, times_ms))
+
+    def topic_id(self, topic: str) -> str:
+        return str(self._call(0, "topic_id", topic))
+
+    def create_topics(
+        self, partitions: Mapping[str, int], *, only_ask: bool = False, config: Mapping[str, str] | None = None
+    ) -> None:
+        self._call(0, "create_topics", dict(partitions), only_ask=only_ask, config=dict(config or {}))
+
+    def delete_topics(self, names: Sequence[str]) -> tuple[str, ...]:
+        return cast("tuple[str, ...]", self._call(0, "delete_topics", names))
+
+    def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
+        self._call(0, "delete_records", topic, offset, partition)
+
+    def retention_ms(self, topic: str) -> int | None:
+        return cast("int | None", self._call(0, "retention_ms", topic))
+
+    def not_writable(self, topic: str) -> Refused | None:
+        return cast("Refused | None", self._call(0, "not_writable", topic))
+
+    def read(
+        self, topic: str, partition: int, start: int, end: int, *, patience_s: float, gone: list[Gone] | None = None
+    ) -> Iterator[Sequence[Message]]:
+        chunks, lost = self._call(0, "read_all", topic, partition, start, end, patience_s, lossy=gone is not None)
+        if gone is not None:
+            gone += lost
+        yield from chunks
+
+    def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
+        return cast("dict[int, int]", self._call(0, "send", topic, list(records), patience_s=patience_s))
+
+    def transactions(self, settings: TransactionSettings) -> RemoteTransactions:
+        return RemoteTransactions(self._call, self._call(0, "transactions", settings))
+
+    def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
+        self._call(0, "commit_offsets", group, dict(positions))
+
+    def delete_groups(self, groups: Collection[str]) -> None:
+        self._call(0, "delete_groups", list(groups))
+
+    def _call(self, number: int, method: str, *words: Any, **named: Any) -> Any:
+        with self._lock:
+            try:
+                how, found = self._exchange((number, method, words, named))
+            except (EOFError, OSError) as error:
+                self._connection = None
+                raise Unavailable(f"{self.name} has ended with the process in whose memory it was") from error
+        if how == "raised":
+            raise found
+        return found
+
+    def _exchange(self, asked: tuple[int, str, tuple[Any, ...], dict[str, Any]]) -> tuple[str, Any]:
+        if self._connection is None:
+            _pid, port, key = self._place.split()
+            self._connection = Client((_HOST, int(port)), authkey=bytes.fromhex(key))
+        self._connection.send(asked)
+        return cast("tuple[str, Any]", self._connection.recv())
+
+
+class RemoteTransactions:
+    """`MemoryTransactions` of another process."""
+
+    def __init__(self, call: Callable[..., Any], number: int) -> None:
+        self._call, self._number = call, number
+
+    def open(self) -> tuple[int, str] | None:
+        return cast("tuple[int, str] | None", self._call(self._number, "open"))
+
+    def begin(self) -> None:
+        self._call(self._number, "begin")
+
+    def add(
+        self, keys: Sequence[bytes | None], values: Sequence[bytes | None], headers: Sequence[Headers] | None = None
+    ) -> None:
+        self._call(self._number, "add", keys, values, headers)
+
+    def commit(self, offset: int, text: str) -> None:
+        self._call(self._number, "commit", offset, text)
+
+    def close(self) -> None:
+        self._call(self._number, "close")

@@ -1,0 +1,67 @@
+"""Feeders of the documentation and of the examples tell of an event that did not reach Kafka, also by their exit code."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from slackwater.pipeline.dev import ports
+from slackwater.pipeline.kafka.open import end_offsets, open_kafka
+
+from tests.support.static import ROOT
+
+TOO_LARGE = {"max.message.bytes": "20"}
+
+
+@pytest.fixture
+def first_app(tmp_path: Path) -> list[str]:
+    """The command that runs the feeder of the first app, as its page has it."""
+    text = (ROOT / "docs" / "first-app.md").read_text(encoding="utf-8")
+    program = re.search(r'```python\n("""Send made-up orders: .*?)```', text, re.DOTALL)
+    assert program is not None
+    (tmp_path / "feed.py").write_text(program[1])
+    return [sys.executable, str(tmp_path / "feed.py")]
+
+
+EXAMPLE = [sys.executable, str(ROOT / "examples" / "feed.py")]
+
+
+def feed(broker: str, *words: str) -> tuple[int, str]:
+    """The exit code of a feeder, and what it prints."""
+    done = subprocess.run(words, env={"SLACKWATER_KAFKA": broker}, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_broker_that_is_not_there_is_told(first_app: list[str]) -> None:
+    nobody = f"{ports.HOST}:{ports.choose()}"
+    code, said = feed(nobody, *first_app, "orders", "0", "10")
+    assert code == 1
+    assert "cannot make the topic orders: " in said
+    code, said = feed(nobody, *EXAMPLE, "--end", "10")
+    assert code == 1
+    assert f"topic flights is not there and cannot be made at {nobody}: " in said
+
+
+@pytest.mark.kafka
+def test_events_that_the_broker_does_not_take_are_told(broker: str, first_app: list[str]) -> None:
+    admin = AdminClient({"bootstrap.servers": broker})
+    full = f"full-{uuid4().hex}"
+    admin.create_topics([NewTopic(full, 3, config=TOO_LARGE)])[full].result(30)
+    code, said = feed(broker, *first_app, full, "0", "10")
+    assert code == 1
+    assert f"10 of 10 orders did not reach {full}: " in said
+    assert "too large" in said
+    code, said = feed(broker, *EXAMPLE, "--topic", full, "--end", "10")
+    assert code == 1
+    assert f"10 of 10 events did not reach {broker}: " in said
+
+
+@pytest.mark.kafka
+def test_the_feeder_of_the_first_app_says_how_many_orders_arrived(broker: str, first_app: list[str]) -> None:
+    topic = f"orders-{uuid4().hex}"
+    assert feed(broker, *first_app, topic, "0", "50") == (0, f"50 orders are in {topic}\n")
+    assert feed(broker, *first_app, topic, "50", "60") == (0, f"10 orders are in {topic}\n")
+    assert sum(end_offsets(open_kafka(broker), topic) or ()) == 60

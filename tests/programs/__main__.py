@@ -1,0 +1,48 @@
+"""`python -m tests.programs [NAME …]`: fetch and build what tests run, so that no test has to wait for it.
+
+Kafka, the S3 server and the schema registry are needed. Programs in Go, by their names, and a browser are not: tests
+that want one skip where it is not there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from slackwater.errors import SlackwaterError
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.dev.s3 import EmbeddedS3
+
+from tests.programs import go
+from tests.serve.page import browser
+from tests.support.registries import EmbeddedRegistry
+
+
+def main(names: Sequence[str]) -> int:
+    """Fetch all, and say what is not to be had; the exit code is 1 where a test cannot do without it."""
+    for server in (EmbeddedKafka, EmbeddedS3, EmbeddedRegistry):
+        try:
+            server.jars.fetch(_say)
+        except SlackwaterError as error:
+            _say(f"error: {error.message}\nhint: {error.hint}")
+            return 1
+    for name in names:
+        if not go.is_built(name):
+            _say(f"building {name}, once …")
+        try:
+            go.build(name)
+        except go.NotBuilt as why:
+            _say(f"{name} is not built, tests of it will skip: {why}")
+    try:
+        browser.fetch()
+    except browser.NotFetched as why:
+        _say(f"there is no browser, tests of the page will skip: {why}")
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

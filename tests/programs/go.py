@@ -1,0 +1,79 @@
+"""Programs in Go that tests run, built into the user's cache by `make programs`, before any test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from slackwater.pipeline.dev.jars import cache_folder
+from slackwater.whole_file import locked
+
+_MODULES = {
+    "versitygw": ("github.com/versity/versitygw/cmd/versitygw", "v1.8.0"),
+    "promtool": ("github.com/prometheus/prometheus/cmd/promtool", "v0.316.0"),
+}
+
+
+class NotBuilt(Exception):
+    """A program could not be built; the message says why."""
+
+
+def is_built(name: str) -> bool:
+    """Whether the program is in the cache."""
+    return _path_of(name).exists()
+
+
+def built(name: str) -> Path:
+    """The program. Skips the test where it was not built: a build takes longer than a test may."""
+    if not is_built(name):
+        pytest.skip(f"{name} was not built: `make programs` does it, with Go on PATH")
+    return _path_of(name)
+
+
+def build(name: str) -> None:
+    """Build the program where it is not in the cache, which takes minutes. Many processes may ask at once.
+
+    Raises `NotBuilt`.
+    """
+    go, program = shutil.which("go"), _path_of(name)
+    if is_built(name):
+        return
+    if go is None:
+        raise NotBuilt("there is no go on PATH")
+    folder = program.parent
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(f"{folder.name}.lock"), lambda: None):
+        # What builds left that were killed.
+        for scratch in folder.parent.glob(f"{folder.name}.*/"):
+            shutil.rmtree(scratch)
+        if not program.exists():
+            _build(go, "@".join(_MODULES[name]), program)
+
+
+def _path_of(name: str) -> Path:
+    return cache_folder() / f"{name}-{_MODULES[name][1]}" / name
+
+
+def _build(go: str, what: str, program: Path) -> None:
+    folder = program.parent
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
+        done = subprocess.run(
+            [go, "install", "-ldflags=-s -w", what],
+            cwd=scratch,
+            # Without a C compiler, and for this machine whatever the developer builds for.
+            env={**os.environ, "GOBIN": scratch, "CGO_ENABLED": "0", "GOFLAGS": "", "GOOS": "", "GOARCH": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise NotBuilt(done.stderr)
+        # The folder appears whole.
+        made = Path(scratch) / "made"
+        made.mkdir()
+        (Path(scratch) / program.name).rename(made / program.name)
+        made.rename(folder)
