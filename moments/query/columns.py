@@ -67,23 +67,6 @@ def _visible(table: Table) -> list[Column]:
     return [*table.key, *(column for column in table.values if not is_internal(column.name))]
 
 
-def key_of(name: str, table: Table, text: str) -> Sequence[object]:
-    """The values of a key that is one text: of several columns a JSON array. Raises `Usage` where it is none."""
-    if len(table.key) == 1:
-        return (text,)
-    try:
-        found = json.loads(text, parse_float=str, parse_int=str)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list):
-        expected = ", ".join(f"{column.name} ({column.type})" for column in table.key)
-        raise Usage(
-            f"the key of table {name!r} is {expected}: a key of several columns is a JSON array",
-            hint=f"""for example '["{table.key[0].name}", 7]'""",
-        )
-    return [json.dumps(each) if isinstance(each, bool | dict) else each for each in found]
-
-
 def parse_key(name: str, table: Table, key_values: Sequence[object]) -> pa.Table:
     """`parse_keys` of one key."""
     return parse_keys(name, table, [key_values])

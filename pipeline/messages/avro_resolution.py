@@ -3,6 +3,10 @@
 https://avro.apache.org/docs/1.12.0/specification/#schema-resolution, and where that is open, Avro's own reader for
 Java: a branch of a union is read as the branch of the same type, else as the first that it is promoted to; names of
 records count in unions alone.
+
+Three things are read that Avro refuses, since a writer may come to them by changes that a registry lets through while
+an app goes on with an older schema, and since every column may be null: a number of a wider type that fits the narrower
+one exactly, a null where the reader's schema has none, and a missing field without a default, which is null.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ _PROMOTED = {
     "string": ("bytes",),
     "bytes": ("string",),
 }
+_NARROWED = {"long": ("int",), "double": ("float",)}
 _NANOS = 1000
 """Nanoseconds of a microsecond, the finest that Spark has."""
 _UNITS = {"millis": "ms", "micros": "us"}
@@ -44,6 +49,8 @@ def resolve(values: pa.Array | None, count: int, written: Node, read: Node) -> p
         BadMessage: A value does not fit, such as a symbol that the reader's enum does not have.
         Refused: No value of the one schema is one of the other.
     """
+    if written["type"] == "null":
+        return pa.nulls(count, column_type(read))
     if written["type"] == "union":
         return _of_union(values, count, written, read)
     if read["type"] == "union":
@@ -52,8 +59,6 @@ def resolve(values: pa.Array | None, count: int, written: Node, read: Node) -> p
         raise Refused(f"what is written as {named(written)} is not read as {named(read)}")
     to = column_type(read)
     match read["type"]:
-        case "null":
-            return pa.nulls(count)
         case "record":
             return pa.StructArray.from_arrays(_fields(values, count, written, read), fields=list(to))
         case "array":
@@ -69,18 +74,26 @@ def resolve(values: pa.Array | None, count: int, written: Node, read: Node) -> p
     return _plain(values, written, read, to)
 
 
-def _match(written: Node, read: Node, *, promoted: bool = True, in_union: bool = False) -> bool:
+_SAME, _WIDER, _ANY = (
+    {},
+    _PROMOTED,
+    {kind: (*_PROMOTED.get(kind, ()), *_NARROWED.get(kind, ())) for kind in (*_PROMOTED, *_NARROWED)},
+)
+"""What may be read as another type, by how far one goes."""
+
+
+def _match(written: Node, read: Node, others: dict[str, tuple[str, ...]] = _ANY, *, in_union: bool = False) -> bool:
     """Return whether one schema's values may be read by another, as far as their outermost types and names say."""
     kind = written["type"]
     if kind != read["type"]:
-        return promoted and read["type"] in _PROMOTED.get(kind, ()) and _logical_match(written, read)
+        return read["type"] in others.get(kind, ()) and _logical_match(written, read)
     if kind in NAMED and (kind != "record" or in_union) and not _same_name(written, read):
         return False
     if in_union and kind in ("array", "map"):
         item = "items" if kind == "array" else "values"
         inner = written[item], read[item]
         unions = any(node["type"] == "union" for node in inner)
-        return unions or _match(*inner, promoted=promoted, in_union=True)
+        return unions or _match(*inner, others, in_union=True)
     return _logical_match(written, read) and (kind != "fixed" or written["size"] == read["size"])
 
 
@@ -148,14 +161,10 @@ def _together(parts: list[pa.Array], rows: list[np.ndarray], read: Node) -> pa.A
 
 
 def _as_branch(values: pa.Array | None, count: int, written: Node, read: Node) -> pa.Array:
-    if written["type"] == "null":
-        if any(branch["type"] == "null" for branch in read["branches"]):
-            return pa.nulls(count, column_type(read))
-        raise Refused(f"what is written as null is not read as {named(read)}")
     choices = branches(read)
-    for promoted in (False, True):
+    for others in (_SAME, _WIDER, _ANY):
         for at, branch in enumerate(choices):
-            if _match(written, branch, promoted=promoted, in_union=len(choices) > 1):
+            if _match(written, branch, others, in_union=len(choices) > 1):
                 return _member(values, count, written, read, at)
     raise Refused(f"what is written as {named(written)} is in no branch of {named(read)}")
 
@@ -181,7 +190,7 @@ def _fields(values: pa.StructArray | None, count: int, written: Node, read: Node
         names = (field["name"], *(alias for alias in field.get("aliases", ()) if alias not in own))
         name = next((name for name in names if name in numbers), None)
         if name is None:
-            columns.append(_default_column(field, count, read))
+            columns.append(_default_column(field, count))
             continue
         place = laid_out.get(f"f{numbers[name]}")
         column = None if place is None else values.field(place)
@@ -189,11 +198,9 @@ def _fields(values: pa.StructArray | None, count: int, written: Node, read: Node
     return columns
 
 
-def _default_column(field: Node, count: int, read: Node) -> pa.Array:
+def _default_column(field: Node, count: int) -> pa.Array:
     if "default" not in field:
-        raise Refused(
-            f"the writer's schema has no field {field['name']!r}, which has no default in the reader's {named(read)}"
-        )
+        return pa.nulls(count, column_type(field["type"]))
     return default_of(field).take(pa.array(np.zeros(count, np.int64)))
 
 
@@ -215,7 +222,15 @@ def _plain(values: pa.Array, written: Node, read: Node, to: pa.DataType) -> pa.A
             # A writer may put any number of bytes there: more digits than its schema has.
             values.validate(full=True)
         values = instants(values, written.get("logicalType") or read.get("logicalType") or "", to)
-        return values if values.type == to else values.cast(to, safe=not pa.types.is_floating(to))
+        if values.type == to:
+            return values
+        cast = values.cast(to, safe=not pa.types.is_floating(to))
+        if written["type"] == "double":
+            back = cast.cast(values.type)
+            exact = pc.or_(pc.equal(back, values), pc.and_(pc.is_nan(back), pc.is_nan(values)))
+            if not pc.all(exact).as_py():
+                raise BadMessage("a double that is no float")
+        return cast
     except pa.ArrowInvalid as error:
         raise BadMessage(str(error)) from None
 

@@ -212,18 +212,17 @@ class Schemas:
         """A schema that follows this one; or, seldom, another one, which cannot be read as it."""
         if not (isinstance(node, dict) and "logicalType" in node) and self.chance(40):
             self.follows = False
-            return self.one_of(
-                "int", "string", {"type": "array", "items": "boolean"}, self.record(1), ["long", "bytes"]
-            )
+            # Readers differ in whether the name of a record that is in no union counts.
+            other = self.record(1) | ({"name": node["name"]} if kind_of(node) == "record" else {})
+            return self.one_of("int", "string", {"type": "array", "items": "boolean"}, other)
         if isinstance(node, list):
             return self.reader_of_union(node, depth)
         kind = kind_of(node)
         if kind != "null" and self.chance(6):
-            return (
-                self.in_order([self.reader(node, depth), *(["null"] if self.chance(2) else [])])
-                if not isinstance(followed := self.reader(node, depth), list)
-                else followed
-            )
+            followed = self.reader(node, depth)
+            if isinstance(followed, list):
+                return followed
+            return self.in_order([followed, *(["null"] if self.chance(2) else [])])
         if kind == "record":
             return {**node, "fields": self.fields(node["fields"], depth)}
         if kind == "array":
@@ -259,7 +258,8 @@ class Schemas:
             read.append(kept)
         for _ in range(self.draw(st.integers(0, 2))):
             node, default = self.default(1)
-            read.append({"name": self.name("n"), "type": node, "default": default})
+            more = {} if self.chance(8) else {"default": default}
+            read.append({"name": self.name("n"), "type": node, **more})
         if not read:
             read.append({"name": "only", "type": "int", "default": 1})
         return self.draw(st.permutations(read))

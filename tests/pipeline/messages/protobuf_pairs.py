@@ -98,7 +98,6 @@ class Files:
 
     def text(self, types: dict[str, list[Field]], symbols: int) -> str:
         """The file's text."""
-        enum = "".join(f" S{n} = {n - 1 if n > 1 else -n};" for n in range(symbols))
         enum = (
             "enum E { "
             + " ".join(f"S{n} = {number};" for n, number in enumerate((0, 1, -1, 7, 1 << 20)[:symbols]))

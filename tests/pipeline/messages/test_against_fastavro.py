@@ -14,7 +14,6 @@ import fastavro
 import numpy as np
 import pyarrow as pa
 from hypothesis import given, note
-from slackwater.errors import Refused
 from slackwater.pipeline.messages.decode import open_reader, read_batch
 from slackwater.pipeline.messages.schema import Schema
 
@@ -29,17 +28,34 @@ class _Bad:
     """What fastavro does not read."""
 
 
-def theirs(pair: Pair, body: bytes) -> Any:
-    """The value as fastavro brings it to the reader's schema; `_Bad` where it cannot."""
-    written, read = (fastavro.parse_schema(deepcopy(one)) for one in (pair.written, pair.read))
+def theirs(pair: Pair, body: bytes, read: Any) -> Any:
+    """The value as fastavro brings it to a reader's schema; `_Bad` where it cannot."""
+    written, read = (fastavro.parse_schema(deepcopy(one)) for one in (pair.written, read))
     try:
         return fastavro.schemaless_reader(io.BytesIO(body), written, read, return_named_type=True)
     except Exception:  # it raises whatever its code comes across
         return _Bad
 
 
+def lenient(node: Any) -> Any:
+    """The schema in which everything may be null, and numbers are of the wider type: what is read beyond Avro's rules."""
+    if isinstance(node, list):
+        return [*(inner for one in node for inner in lenient(one) if inner != "null"), "null"]
+    if isinstance(node, str):
+        return [{"int": "long", "float": "double"}.get(node, node), *(["null"] if node != "null" else [])]
+    made = dict(node)
+    for key in ("items", "values"):
+        if key in node:
+            made[key] = lenient(node[key])
+    if "fields" in node:
+        made["fields"] = [{"default": None, **field, "type": lenient(field["type"])} for field in node["fields"]]
+    return [made, "null"]
+
+
 def is_same(ours: Any, value: Any, node: Any) -> bool:
     """Whether what a column has is what fastavro says, which leaves defaults as JSON has them."""
+    if value is None or ours is None:
+        return value is None and ours is None
     # With values of the writer's unions fastavro gives the name of the reader's type.
     name, value = value if isinstance(value, tuple) else (None, value)
     if isinstance(node, list):
@@ -101,20 +117,17 @@ def test_values_are_those_that_fastavro_reads(pair: Pair) -> None:
     note(json.dumps([pair.written, pair.read, [body.hex() for body in pair.bodies]]))
     written, read = (Schema("AVRO", json.dumps(one)) for one in (pair.written, pair.read))
     messages = pa.array([HEAD + body for body in pair.bodies], pa.binary())
-    try:
-        reader = open_reader(read)
-    except Refused as error:
-        assert "has no" in error.sentence or "is not read" in error.sentence
-        return
+    reader = open_reader(read)
     values, bad = read_batch(messages, reader, "AVRO", lambda _number: written)
     values.validate(full=True)
     assert values.type == reader.type
     refused = {one.row: one.why for one in bad}
     for row, (ours, body) in enumerate(zip(values.to_pylist(), pair.bodies, strict=True)):
-        value = theirs(pair, body)
+        value = theirs(pair, body, pair.read)
         if row in refused:
             assert ours is None
             assert value is _Bad or not pair.follows or "without bytes" in refused[row], (refused[row], value)
         else:
+            value = theirs(pair, body, lenient(pair.read)[0]) if value is _Bad else value
             assert value is not _Bad, ours
             assert is_same(ours, value, pair.read), (ours, value)

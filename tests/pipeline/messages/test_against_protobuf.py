@@ -81,11 +81,7 @@ def counted(kind: pa.DataType) -> pa.DataType:
 def unchecked(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """The array with another type of the same buffers."""
     if pa.types.is_nested(kind):
-        children = (
-            [values.field(n) for n in range(kind.num_fields)]
-            if pa.types.is_struct(kind)
-            else ([values.values] if pa.types.is_list(kind) else [values.values])
-        )
+        children = [values.field(n) for n in range(kind.num_fields)] if pa.types.is_struct(kind) else [values.values]
         types = [kind.field(n).type for n in range(kind.num_fields)]
         if pa.types.is_map(kind):
             types = [pa.struct([pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)])]
