@@ -29,7 +29,6 @@ from .declare import (
 from .service import ARROW, Answer, Call, arrow_bytes
 
 
-
 @endpoint("/apps/{app}/at/{ref}/tables/{table}")
 async def get(
     asked: Call,

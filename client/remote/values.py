@@ -16,6 +16,7 @@ from ...moments.query.columns import TableColumn, value_of
 from ...moments.query.key_text import text_of_key
 from ...store.sst.arrow_types import to_arrow
 
+
 def text(key: object) -> str:
     """Return a key as a server takes it."""
     return text_of_key(key if isinstance(key, tuple) else (key,))

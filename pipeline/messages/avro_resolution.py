@@ -11,8 +11,6 @@ one exactly, a null where the reader's schema has none, and a missing field with
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
