@@ -33,7 +33,10 @@ _BITS = {"int": 31, "long": 63}
 
 
 def default_of(field: Node) -> pa.Array:
-    """Return the default of a reader's field, as a column of one value. Raises `Refused` where it is none of its type."""
+    """Return the default of a reader's field, as a column of one value.
+
+    Raises `Refused` where it is none of the field's type.
+    """
     kind = column_type(field["type"])
     try:
         value = _value(field["default"], field["type"])

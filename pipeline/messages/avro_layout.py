@@ -133,8 +133,7 @@ def _union(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layout
         branch = Layout("int", pa.field(BRANCH, pa.int32(), nullable=False))
         return _record(name, [branch, *([value] if value else [])], numbers)
     if as_nullable(node):
-        value = _layout(branches(node)[0], name, null, numbers)
-        assert value is not None
+        value = _items(branches(node)[0], name, null, numbers)
         return Layout(
             ["null" if choice["type"] == "null" else value.avro for choice in choices], value.field.with_nullable(True)
         )

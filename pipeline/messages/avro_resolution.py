@@ -222,6 +222,8 @@ def _plain(values: pa.Array, written: Node, read: Node, to: pa.DataType) -> pa.A
         values = instants(values, written.get("logicalType") or read.get("logicalType") or "", to)
         if values.type == to:
             return values
+        if pa.types.is_date(to):
+            values = values.cast(pa.int32())
         cast = values.cast(to, safe=not pa.types.is_floating(to))
         if written["type"] == "double":
             back = cast.cast(values.type)

@@ -1,8 +1,8 @@
 """Columns of a Protobuf message type, and the simpler type with the same bytes by which ptars reads its messages.
 
-In that type every field is optional, so that what is on the wire is told from what is not; enums are numbers, maps lists
-of entries, and well-known types messages like all others. What these mean is made of whole Arrow arrays here, as
-Protobuf says it: https://protobuf.dev/programming-guides/encoding/
+In that type every field is optional, so that what is on the wire is told from what is not; enums are numbers, maps are
+lists of entries, and well-known types are messages like all others. What these mean is made of whole Arrow arrays here,
+by Protobuf's rules: https://protobuf.dev/programming-guides/encoding/
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _column(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows]) -> p
 
 
 def _single(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows], *, fill: bool) -> pa.Array:
-    """Return the values of a field, or of the elements of a repeated one; with its default for null where `fill` says so."""
+    """Return the values of a field, or of the elements of a repeated one; null gives the default if `fill` is set."""
     message = field.message_type
     if message is not None:
         if message.full_name in (_TIMESTAMP, _DURATION):
@@ -209,7 +209,7 @@ def _instants(values: pa.StructArray, name: str) -> pa.Array:
     seconds, nanos = (np.asarray(pc.fill_null(part, 0)).astype(np.int64) for part in values.flatten())
     if ((seconds > _MOST_SECONDS) | (seconds < -_MOST_SECONDS)).any():
         raise BadMessage(f"a {name} is beyond what a column of microseconds holds")
-    # A duration's parts have one sign, and what is finer than microseconds is cut off towards zero, as Protobuf does it.
+    # A duration's parts have one sign; what is finer than microseconds is cut off towards zero, as Protobuf does it.
     micros = nanos // _NANOS if name == _TIMESTAMP else np.sign(nanos) * (np.abs(nanos) // _NANOS)
     kind = pa.timestamp("us", "UTC") if name == _TIMESTAMP else pa.duration("us")
     return pa.array(seconds * _MICROS + micros, mask=~np.asarray(present)).cast(kind)

@@ -101,8 +101,8 @@ def test_forget_takes_out_the_key_that_get_shows(table: str, number: int, key: A
 
 
 def test_what_diff_prints_as_a_key_can_be_typed_as_one() -> None:
-    slackwater("edit", "app/texts", "--sql", "UPDATE texts SET v = v + 100")
-    lines = slackwater("diff", "app/texts@v2", "app/texts@v3", "--table", "texts").splitlines()
+    slackwater("edit", "app/texts", "--sql", "UPDATE texts SET v = v + 100 WHERE v < 5")
+    lines = slackwater("diff", "app/texts@v2", "app/texts@v3", "--table", "texts", code=1).splitlines()
     printed = {line.split("  ")[1].strip() for line in lines if line.startswith("changed")}
     assert {r"\N", r"\\N", r"\\\N", "-5"} <= printed
 

@@ -158,7 +158,7 @@ class Schemas:
 
     def item(self, depth: int) -> Any:
         node = self.node(depth - 1)
-        return "int" if node == "null" else node
+        return node if takes_bytes(node) else "int"
 
     def record(self, depth: int) -> Any:
         count = self.draw(st.integers(1, 4))
@@ -214,7 +214,9 @@ class Schemas:
             self.follows = False
             # Readers differ in whether the name of a record that is in no union counts.
             other = self.record(1) | ({"name": node["name"]} if kind_of(node) == "record" else {})
-            return self.one_of("int", "string", {"type": "array", "items": "boolean"}, other)
+            return self.one_of(
+                "string", {"type": "array", "items": "boolean"}, other if takes_bytes(other) else "string"
+            )
         if isinstance(node, list):
             return self.reader_of_union(node, depth)
         kind = kind_of(node)
@@ -269,7 +271,10 @@ class Schemas:
         branches = [inner for one in branches for inner in (one if isinstance(one, list) else [one])]
         if len(branches) == 1 and self.chance(2):
             return branches[0]
-        return self.in_order([*branches, *([self.node(0, union=False)] if self.chance(4) or not branches else [])])
+        more = self.node(0, union=False)
+        if branches and (kind_of(more) in map(kind_of, node) or not self.chance(4)):
+            return self.in_order(branches)
+        return self.in_order([*branches, more if kind_of(more) not in map(kind_of, node) else "boolean"])
 
     def value(self, node: Any) -> Any:
         """A value as `body` takes it."""
@@ -302,6 +307,12 @@ class Schemas:
 
 def kind_of(node: Any) -> str:
     return "union" if isinstance(node, list) else node if isinstance(node, str) else node["type"]
+
+
+def takes_bytes(node: Any) -> bool:
+    """Whether values take any bytes: arrays of what takes none are refused."""
+    fields = node.get("fields") if isinstance(node, dict) else None
+    return any(takes_bytes(field["type"]) for field in fields) if fields is not None else node != "null"
 
 
 def length(data: bytes) -> int:

@@ -38,7 +38,7 @@ def theirs(pair: Pair, body: bytes, read: Any) -> Any:
 
 
 def lenient(node: Any) -> Any:
-    """The schema in which everything may be null, and numbers are of the wider type: what is read beyond Avro's rules."""
+    """The schema in which all may be null, and numbers are of the wider type: what is read beyond Avro's rules."""
     if isinstance(node, list):
         return [*(inner for one in node for inner in lenient(one) if inner != "null"), "null"]
     if isinstance(node, str):
