@@ -33,8 +33,9 @@ def parse(what: str, text: str) -> int:
 
 
 def of_iso(text: str) -> int:
-    """Return the instant of an ISO time in milliseconds since 1970 UTC; without an offset it is local, a date alone its
-    first instant.
+    """Return the instant of an ISO time in milliseconds since 1970 UTC.
+
+    A time without an offset is local, a date alone is its first instant.
 
     Raises `Usage` for an hour that the machine's time zone has twice, or never: clocks are put back or forward then.
     Raises `ValueError`, `OverflowError` and `OSError` for what is no time.
