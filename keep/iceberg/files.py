@@ -35,7 +35,7 @@ from pyiceberg.typedef import Record
 
 from ...errors import Refused
 from ...store.sst.evolution import ColumnSource, Reading
-from ...store.sst.types import sst_schema
+from ...store.sst.types import sst_schema, visible_columns
 from ...store.versions.manifest import Table, is_internal
 from .hidden import Deletes, bounds
 
@@ -43,7 +43,7 @@ from .hidden import Deletes, bounds
 def data_schema(table: Table) -> pa.Schema:
     """The columns that users see, in Arrow's types, with the ids that the table's SSTs carry."""
     fields = sst_schema(table)
-    return pa.schema([fields.field(column.name) for column in table.visible])
+    return pa.schema([fields.field(column.name) for column in visible_columns(table)])
 
 
 def iceberg_schema(name: str, table: Table) -> Schema:

@@ -19,7 +19,7 @@ from ...store.read.cache import SstCache
 from ...store.read.multi_get import NO_HASTE, Haste, multi_get
 from ...store.sst.arrow_types import python_values
 from ...store.sst.hashing import PLAIN, hash_key, hash_keys, normalise_keys
-from ...store.sst.types import arrow_schema
+from ...store.sst.types import arrow_schema, visible_columns
 from ...store.versions.manifest import Manifest, Table
 from ..cut.graph import Cut
 from ..cut.moments import having
@@ -52,7 +52,7 @@ def columns(manifest: Manifest) -> tuple[TableColumn, ...]:
     if (table := manifest.table) is None:
         return ()
     starts = {number: each.starts for each in manifest.backfills if not each.whole for number in each.columns}
-    visible = enumerate(table.visible)
+    visible = enumerate(visible_columns(table))
     return tuple(
         TableColumn(each.name, each.type, at < len(table.key), each.since, starts.get(each.id)) for at, each in visible
     )
@@ -60,7 +60,7 @@ def columns(manifest: Manifest) -> tuple[TableColumn, ...]:
 
 def visible_schema(table: Table) -> pa.Schema:
     """The columns of a table that users see: the key, and the values whose names do not start with `_`."""
-    return arrow_schema(table.visible)
+    return arrow_schema(visible_columns(table))
 
 
 def parse_key(name: str, table: Table, key_values: Sequence[object]) -> pa.Table:

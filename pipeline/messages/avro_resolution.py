@@ -84,6 +84,8 @@ def _match(written: Node, read: Node, others: dict[str, tuple[str, ...]] = _ANY,
     """Return whether one schema's values may be read by another, as far as their outermost types and names say."""
     kind = written["type"]
     if kind != read["type"]:
+        if read["type"] in _NARROWED.get(kind, ()) and ("logicalType" in written or "logicalType" in read):
+            return False
         return read["type"] in others.get(kind, ()) and _logical_match(written, read)
     if kind in NAMED and (kind != "record" or in_union) and not _same_name(written, read):
         return False

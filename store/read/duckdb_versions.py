@@ -18,7 +18,7 @@ from ...errors import Usage
 from ..objects.protocol import ObjectStore
 from ..sst.sorted_runs import newer_than
 from ..sst.ttl import may_have_expired
-from ..sst.types import EXPIRES, SEQ
+from ..sst.types import EXPIRES, SEQ, visible_columns
 from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
 from .duckdb_view import alike, from_files, quoted
@@ -69,7 +69,7 @@ def register(
     con.register(f"{name} versions", pa.table(versions))
     con.register(f"{name} stays", pa.table(places))
     con.register(f"{name} spans", _spans(store, cache, stays, table))
-    columns = [column.name for column in table.visible]
+    columns = [column.name for column in visible_columns(table)]
     expires = any(may_have_expired(stay.sst, manifests[stay.last].clock_ms) for stay in stays)
     scanned = [*columns, *([EXPIRES] if expires else [])]
     shown = ", ".join(f"seen.{quoted(each)}" for each in columns)

@@ -108,11 +108,6 @@ class Table(Struct, frozen=True):
         return (*self.key, *self.values)
 
     @property
-    def visible(self) -> tuple[Column, ...]:
-        """The columns that users see, the key first: all of the key, and the values that are not internal."""
-        return (*self.key, *(column for column in self.values if not is_internal(column.name)))
-
-    @property
     def added(self) -> dict[str, int]:
         """The columns that migrations added, internal ones left out, and the version that each is there since."""
         return {each.name: each.since for each in self.values if each.since and not is_internal(each.name)}

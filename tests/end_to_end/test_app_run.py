@@ -89,7 +89,7 @@ def named_badly(ledger: Ledger) -> sw.App:
             F.col("e.branch").alias(KEY), F.col("e.seq").alias(SEQ), F.col("e.amount").alias(AMOUNT), paid.alias(PAID)
         )
 
-    sums = {"to.tal": sw.sum(AMOUNT), "la`st": sw.last(PAID, by=SEQ), "m.ean": sw.mean(AMOUNT)}
+    sums = {"to.tal": sw.sum(AMOUNT), "la`st": sw.last(AMOUNT, by=SEQ), "m.ean": sw.mean(AMOUNT)}
 
     @app.stage(reads="by-key", state=sw.aggregate(**sums))
     def added(rows: DataFrame) -> DataFrame:
@@ -128,11 +128,11 @@ def test_columns_may_have_any_name_that_a_table_takes(
     assert {key: (row["to.tal"], row["m.ean"]) for key, row in added.items()} == {
         key: (sum(some.values()), sum(some.values()) / len(some)) for key, some in entries.items()
     }
-    assert {key: row["la`st"] for key, row in added.items()} == {
-        key: {"in.ner": seq, "<x>": {"b`c, d:e": entries[key][seq]}} for key, seq in last.items()
+    assert {key: row["la`st"] for key, row in added.items()} == {key: entries[key][seq] for key, seq in last.items()}
+    newest_rows = {row[KEY]: (row[SEQ], row[PAID]) for row in ledger.table("newest_rows").to_pylist()}
+    assert newest_rows == {
+        key: (seq, {"in.ner": seq, "<x>": {"b`c, d:e": entries[key][seq]}}) for key, seq in last.items()
     }
-    newest_rows = {row[KEY]: (row[SEQ], row[AMOUNT]) for row in ledger.table("newest_rows").to_pylist()}
-    assert newest_rows == {key: (seq, entries[key][seq]) for key, seq in last.items()}
     counts = {row[KEY]: row["n."] for row in ledger.table("counts").to_pylist()}
     assert counts == {key: len(some) for key, some in entries.items()}
     ledger.verify(ledger.app)

@@ -175,6 +175,11 @@ class Schemas:
         for node in nodes:
             kind = kind_of(node)
             branches.setdefault(node["name"] if kind in ("record", "enum", "fixed") else kind, node)
+        # fastavro gives a value of a logical type as that, whatever it is read as; Avro as what it is stored as.
+        logical = next((kind for kind, one in branches.items() if isinstance(one, dict) and "logicalType" in one), None)
+        for kind in ("int", "long", "float", "double") if logical in ("int", "long") else ():
+            if kind != logical:
+                branches.pop(kind, None)
         for kind in ("string", "bytes"):
             if kind in branches and len({"string", "bytes"} & branches.keys()) == 2:
                 del branches[kind]
@@ -274,7 +279,10 @@ class Schemas:
         more = self.node(0, union=False)
         if branches and (kind_of(more) in map(kind_of, node) or not self.chance(4)):
             return self.in_order(branches)
-        return self.in_order([*branches, more if kind_of(more) not in map(kind_of, node) else "boolean"])
+        numbers = {"int", "long", "float", "double"}
+        if kind_of(more) in {*map(kind_of, node)} or (kind_of(more) in numbers and numbers & {*map(kind_of, node)}):
+            more = "boolean"
+        return self.in_order([*branches, more])
 
     def value(self, node: Any) -> Any:
         """A value as `body` takes it."""
