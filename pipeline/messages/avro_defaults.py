@@ -14,7 +14,7 @@ from ...errors import Refused
 from .avro_schema import Node, branches, column_type
 
 _MICROSECONDS = {"millis": lambda number: number * 1000, "micros": int, "nanos": lambda number: number // 1000}
-_KINDS: dict[str, type | tuple[type, ...]] = {
+_KINDS: dict[str, Any] = {
     "boolean": bool,
     "int": int,
     "long": int,

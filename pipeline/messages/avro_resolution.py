@@ -11,7 +11,11 @@ one exactly, a null where the reader's schema has none, and a missing field with
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,6 +24,10 @@ from .avro_defaults import default_of
 from .avro_layout import BRANCH, VALUE, as_nullable, as_numbered, has_bytes
 from .avro_schema import NAMED, Node, branches, column_type, named
 from .schema import BadMessage, last_of_each_key
+
+Rows: TypeAlias = npt.NDArray[np.int64]
+Values: TypeAlias = Any
+"""An Arrow array as a writer's layout gives it; None for values that have no bytes."""
 
 _PROMOTED = {
     "int": ("long", "float", "double"),
@@ -34,7 +42,7 @@ _NANOS = 1000
 _UNITS = {"millis": "ms", "micros": "us"}
 
 
-def resolve(values: pa.Array | None, count: int, written: Node, read: Node) -> pa.Array:
+def resolve(values: Values, count: int, written: Node, read: Node) -> pa.Array:
     """Return values of a writer's schema as those of a reader's, of its `column_type`.
 
     Args:
@@ -72,15 +80,14 @@ def resolve(values: pa.Array | None, count: int, written: Node, read: Node) -> p
     return _plain(values, written, read, to)
 
 
-_SAME, _WIDER, _ANY = (
-    {},
-    _PROMOTED,
-    {kind: (*_PROMOTED.get(kind, ()), *_NARROWED.get(kind, ())) for kind in (*_PROMOTED, *_NARROWED)},
-)
+_Others: TypeAlias = Mapping[str, tuple[str, ...]]
+_SAME: _Others = {}
+_WIDER: _Others = _PROMOTED
+_ANY: _Others = {kind: (*_PROMOTED.get(kind, ()), *_NARROWED.get(kind, ())) for kind in (*_PROMOTED, *_NARROWED)}
 """What may be read as another type, by how far one goes."""
 
 
-def _match(written: Node, read: Node, others: dict[str, tuple[str, ...]] = _ANY, *, in_union: bool = False) -> bool:
+def _match(written: Node, read: Node, others: _Others = _ANY, *, in_union: bool = False) -> bool:
     """Return whether one schema's values may be read by another, as far as their outermost types and names say."""
     kind = written["type"]
     if kind != read["type"]:
@@ -111,7 +118,7 @@ def _same_name(written: Node, read: Node) -> bool:
     return written["name"] in names or written["fullname"] in read["aliases"]
 
 
-def _of_union(values: pa.Array | None, count: int, written: Node, read: Node) -> pa.Array:
+def _of_union(values: Values, count: int, written: Node, read: Node) -> pa.Array:
     choices = written["branches"]
     if not as_numbered(written) and not as_nullable(written):
         codes = np.asarray(values.type_codes)
@@ -136,7 +143,7 @@ def _of_union(values: pa.Array | None, count: int, written: Node, read: Node) ->
     return _together([_branch(value, at, written, number, read) for number, at in enumerate(rows)], rows, read)
 
 
-def _branch(values: pa.Array | None, rows: np.ndarray, written: Node, number: int, read: Node) -> pa.Array:
+def _branch(values: Values, rows: Rows, written: Node, number: int, read: Node) -> pa.Array:
     """Return the values of one branch of the writer's union, which are as many as its rows."""
     branch = written["branches"][number]
     try:
@@ -152,7 +159,7 @@ def _branch(values: pa.Array | None, rows: np.ndarray, written: Node, number: in
         return pa.nulls(0, column_type(read))
 
 
-def _together(parts: list[pa.Array], rows: list[np.ndarray], read: Node) -> pa.Array:
+def _together(parts: list[pa.Array], rows: list[Rows], read: Node) -> pa.Array:
     """Return the values of all branches in the order of their rows."""
     where = np.empty(sum(map(len, rows)), np.int64)
     where[np.concatenate(rows)] = np.arange(len(where))
@@ -160,7 +167,7 @@ def _together(parts: list[pa.Array], rows: list[np.ndarray], read: Node) -> pa.A
     return pa.concat_arrays([part.cast(kind) if part.type != kind else part for part in parts]).take(pa.array(where))
 
 
-def _as_branch(values: pa.Array | None, count: int, written: Node, read: Node) -> pa.Array:
+def _as_branch(values: Values, count: int, written: Node, read: Node) -> pa.Array:
     choices = branches(read)
     for others in (_SAME, _WIDER, _ANY):
         for at, branch in enumerate(choices):
@@ -169,7 +176,7 @@ def _as_branch(values: pa.Array | None, count: int, written: Node, read: Node) -
     raise Refused(f"what is written as {named(written)} is in no branch of {named(read)}")
 
 
-def _member(values: pa.Array | None, count: int, written: Node, read: Node, at: int) -> pa.Array:
+def _member(values: Values, count: int, written: Node, read: Node, at: int) -> pa.Array:
     """Return values as those of one branch of the reader's union, of which `at` is the number among those not null."""
     choices = branches(read)
     member = resolve(values, count, written, choices[at])
@@ -180,7 +187,7 @@ def _member(values: pa.Array | None, count: int, written: Node, read: Node, at: 
     return pa.StructArray.from_arrays(columns, fields=list(to))
 
 
-def _fields(values: pa.StructArray | None, count: int, written: Node, read: Node) -> list[pa.Array]:
+def _fields(values: Values, count: int, written: Node, read: Node) -> list[pa.Array]:
     own = {field["name"] for field in read["fields"]}
     numbers = {field["name"]: number for number, field in enumerate(written["fields"])}
     laid_out = {} if values is None else {field.name: number for number, field in enumerate(values.type)}

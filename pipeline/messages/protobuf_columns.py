@@ -32,12 +32,18 @@ _UNSIGNED_64 = pa.decimal128(20, 0)
 
 
 def column_type(message: Any, within: tuple[str, ...] = ()) -> pa.StructType:
-    """Return the Arrow type of a message type's columns. Raises `Refused` where it contains itself."""
+    """Return the Arrow type of a message type's columns. Raises `Refused` where it contains itself, or a group."""
     if message.full_name in within:
         raise Refused(
             f"the Protobuf message {message.full_name} contains itself, so it has no columns",
             hint="decode it in a function of your own",
         )
+    for field in message.fields:
+        if field.type == field.TYPE_GROUP:
+            raise Refused(
+                f"the Protobuf field {field.full_name} is a group, which is not read",
+                hint="decode it in a function of your own",
+            )
     return pa.struct([pa.field(field.name, _type(field, (*within, message.full_name))) for field in message.fields])
 
 
