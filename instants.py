@@ -4,7 +4,7 @@ As a ref takes them back, and short enough for a column: humanize would write `4
 """
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 from .durations import parse_ms, rounded
 from .errors import Usage
@@ -23,12 +23,48 @@ def parse(what: str, text: str) -> int:
     if text.startswith("-"):
         return now_ms() - parse_ms(what, text[1:])
     try:
-        # astimezone() takes a time without an offset as local.
-        return round(datetime.fromisoformat(text).astimezone().timestamp() * 1_000)
+        return of_iso(text)
+    except Usage as error:
+        raise Usage(f"{what} {error.sentence}", hint=error.hint) from None
     except (ValueError, OverflowError, OSError) as error:
         raise Usage(
             f"{what} {text!r} is no time ({error})", hint="such as 2026-11-21T07:12Z (local time without Z), or -5m"
         ) from None
+
+
+def of_iso(text: str) -> int:
+    """Return the instant of an ISO time in milliseconds since 1970 UTC.
+
+    A time without an offset is local, a date alone is its first instant.
+
+    Raises `Usage` for an hour that the machine's time zone has twice, or never: clocks are put back or forward then.
+    Raises `ValueError`, `OverflowError` and `OSError` for what is no time.
+    """
+    at = datetime.fromisoformat(text)
+    readings = sorted((at.replace(fold=fold).astimezone() for fold in (0, 1)), key=datetime.timestamp)
+    times_ms = [round(reading.timestamp() * 1_000) for reading in readings]
+    is_twice = all(reading.replace(tzinfo=None) == at for reading in readings)
+    if at.tzinfo is None and times_ms[0] != times_ms[1] and not _is_date(text):
+        why = (
+            f"comes twice in local time, {iso(times_ms[0])} and {iso(times_ms[1])}, when clocks are put back"
+            if is_twice
+            else "does not exist in local time: clocks are put forward over it"
+        )
+        offsets = " or ".join(f"{text}{reading.isoformat()[-6:]}" for reading in readings)
+        raise Usage(
+            f"{text} {why} ({' and '.join(str(reading.tzname()) for reading in readings)})",
+            hint=f"write it with its offset: {offsets}; or in UTC, as {iso(times_ms[0])}",
+        )
+    # Where clocks go over midnight, the day begins when they do.
+    return times_ms[0 if is_twice else 1]
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def iso(time_ms: int, precision: str = "seconds") -> str:

@@ -8,8 +8,6 @@ from ..errors import Usage
 
 Many = list[str] | None
 """The values of an option that may be repeated."""
-_NULL = r"\N"
-"""How a key that is null is written, as in the dumps of databases."""
 
 
 def argument(metavar: str, explanation: str, default: Any = ...) -> Any:
@@ -42,7 +40,9 @@ APP = argument("APP", "Name of the app.")
 REF = argument("REF", "A moment: app, app@name, app@2026-11-21T07:12, app@-5m, app@~3, app/stage@v42.")
 TABLE = argument("TABLE", "Name of the table.")
 KEY = argument(
-    "KEY", "The values of the key columns, in their order; \\N is null, bytes are hexadecimal, a struct is JSON."
+    "KEY",
+    "The values of the key columns, in their order; \\N is null, bytes are hexadecimal, a struct is JSON. What begins "
+    "with '-' and is no number comes after --.",
 )
 FORGOTTEN_KEY = option("TABLE=KEY", "A key of a table; one of several columns as a JSON array. May be repeated.")
 FORGOTTEN_KEYS = option("FILE", "A file with a TABLE=KEY on each line. May be repeated.")
@@ -101,7 +101,9 @@ def pairs(option: str, given: Many, shape: str, example: str) -> dict[str, str]:
 
 def key_values(key: list[str]) -> tuple[str | None, ...]:
     """The values of a `Key`, None for those that are null."""
-    return tuple(None if value == _NULL else value for value in key)
+    from ..moments.query.key_text import value_of
+
+    return tuple(map(value_of, key))
 
 
 def examples(*lines: str) -> str:

@@ -1,6 +1,7 @@
 """What every verb works with: settings, the store they name, the output; and the decorator that hands it over."""
 
 import inspect
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from .. import instants
 from ..errors import Protected, SlackwaterError
@@ -77,6 +78,9 @@ class Session(Printer):
             self.client.close()
 
 
+_BELOW_ZERO = re.compile(r"-(\.?\d.*|inf|nan)", re.IGNORECASE | re.DOTALL)
+"""A word of a command line that is a number, or a time before now, and no option."""
+
 _TELL_S = 1.0
 """A person reads no faster."""
 
@@ -92,6 +96,30 @@ def now_and_then(progress: Callable[[str], None]) -> Callable[[str], None]:
             progress(line)
 
     return tell
+
+
+class _Verb(TyperCommand):
+    """A verb that takes numbers below zero for what they are: no option is called so."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self._sorted(args) if any(map(_BELOW_ZERO.fullmatch, args)) else args)
+
+    def _sorted(self, args: list[str]) -> list[str]:
+        """Return the same words, options with their values first, and arguments behind `--`."""
+        with_value = {name for param in self.params if not getattr(param, "is_flag", False) for name in param.opts}
+        options, arguments, rest = list[str](), list[str](), list(args)
+        while rest:
+            word = rest.pop(0)
+            if word == "--":
+                arguments += rest
+                break
+            if not word.startswith("-") or word == "-" or _BELOW_ZERO.fullmatch(word):
+                arguments.append(word)
+                continue
+            options.append(word)
+            if word in with_value and rest:
+                options.append(rest.pop(0))
+        return [*options, "--", *arguments]
 
 
 class _Either(TyperGroup):
@@ -186,7 +214,7 @@ def verb(
         if whole:
             app.callback(invoke_without_command=True, epilog=epilog)(command)
         else:
-            app.command(name or body.__name__, epilog=epilog)(command)
+            app.command(name or body.__name__, cls=_Verb, epilog=epilog)(command)
         return app
 
     return register

@@ -66,11 +66,11 @@ class Shell:
 
     def _carry_out(self, text: str) -> bool:
         """Whether to go on after it."""
-        from ..moments.query.clauses import words
+        from ..moments.query.clauses import bare, words
 
         first, *others = words(text)
         if first.says("at"):
-            self._at(text[first.end :].strip())
+            self._at(bare(text[first.end :]))
         elif not others and first.says("help"):
             lines = [{"type": what, "to": why} for what, why in _HELP]
             self._session.show(Result(lines, TableBlock.of(("type", "to"), _HELP)))

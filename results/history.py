@@ -13,7 +13,7 @@ from ..search.verdict import Guilty
 from . import formats, values
 from .document import Block, Cell, Name, TableBlock, Title
 from .shown import Result, fields
-from .values import changed_rows, tolerance, value_lines, word
+from .values import changed_rows, key_word, tolerance, value_lines
 from .verdict import record_data
 
 _IDLE = (
@@ -224,7 +224,7 @@ def table_diff(
     yield ""
     some = each.changes.head(formats.MOST_SHOWN)
     headings: tuple[str | Name, ...] = ("", *map(Name, each.changes.keys.column_names))
-    keys = [(change, (change.kind, *map(word, change.key.values()))) for change in some]
+    keys = [(change, (change.kind, *map(key_word, change.key.values()))) for change in some]
     if with_values:
         # A line for each value that differs; of a row that one side has, for each that it has.
         rows = ((*key, *line) for change, key in keys for line in value_lines(change.before, change.after))

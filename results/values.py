@@ -56,6 +56,13 @@ def word(value: object) -> str:
             return str(value)
 
 
+def key_word(value: object, show: Callable[[object], Cell] = word) -> Cell:
+    """Return one value of a key for people, as it can be typed for a key; shown by `show`, but for null."""
+    from ..moments.query.key_text import NULL, text_of
+
+    return text_of(value) if show is word else NULL if value is None else show(value)
+
+
 def readable(data: bytes, most: int = _MOST, more: str = "") -> str:
     """Bytes as the text that they are, else hexadecimal, as `shortened`."""
     try:
@@ -102,7 +109,7 @@ def changes(
     """The first keys, with a line for each value that changed, by `value_lines`; `before` and `after` are headings."""
     names = (Name(name) for name in keys.keys.column_names)
     rows = (
-        (*map(show, key.key.values()), *line)
+        (*(key_word(value, show) for value in key.key.values()), *line)
         for key in keys.head(formats.MOST_SHOWN)
         for line in value_lines(key.before, key.after, show, none)
     )

@@ -13,6 +13,7 @@ from ..errors import NotFound, Usage
 from ..moments.cut.graph import Cut
 from ..moments.cut.moments import line_of
 from ..moments.query.answers import answer
+from ..moments.query.clauses import bare
 from ..moments.query.columns import visible_schema
 from ..moments.query.sql import Bounds, named_tables, names_channels
 from ..moments.take.capture import ChannelReader
@@ -170,8 +171,8 @@ class Where:
             if isinstance(error.__cause__, duckdb.ParserException):
                 with duckdb.connect() as con, suppress(duckdb.Error):
                     # What stands behind a query's WHERE.
-                    con.extract_statements(f"SELECT 1 WHERE {self.sql}")
-                    error.hint = f"write a query that returns rows: SELECT KEY FROM TABLE WHERE {self.sql.strip()}"
+                    con.extract_statements(f"SELECT 1 WHERE {bare(self.sql)}")
+                    error.hint = f"write a query that returns rows: SELECT KEY FROM TABLE WHERE {bare(self.sql)}"
             raise
 
 
@@ -197,9 +198,7 @@ def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Wher
         Usage: it is no condition, or no table or several have its columns.
         NotFound: there is no such app or table.
     """
-    typed = condition
-    if "--" in condition:
-        condition += "\n"  # a comment ends there
+    typed, condition = condition, bare(condition)
     tables = {name: head.table for name, head in line_of(store, app).heads.tables.items() if head.table is not None}
     if table and table not in tables:
         raise NotFound("table", table, tables)
@@ -243,7 +242,7 @@ def _whole_query(con: duckdb.DuckDBPyConnection, condition: str) -> str | None:
     if statements:
         if len(statements) > 1 or statements[0].type.name != "SELECT":
             raise Usage(f"a check only reads: expected a condition or one SELECT, found {condition!r}")
-        return condition.rstrip().rstrip(";")
+        return condition
     alone = _ALONE.format(condition=condition)
     if re.search(r"\b(select|from)\b", condition, re.IGNORECASE):
         with suppress(duckdb.Error):

@@ -36,8 +36,8 @@ Keys = Annotated[
     Meta(
         min_length=1,
         max_length=1_000,
-        description=r"The key, as text; several times for many. `\N` is null, bytes are hexadecimal. Of a key with "
-        "several columns, or with one that is a struct, a JSON array of its values.",
+        description=r"The key, as text; several times for many. `\N` is null (`\\N` the string `\N`), bytes are "
+        "hexadecimal, a struct is a JSON object. A key with several columns is a JSON array of their values.",
         examples=[["UA"]],
     ),
 ]

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 from ..errors import Usage
-from ..moments.query.columns import key_of
+from ..moments.query.key_text import key_of
 from ..results import history as shown
 from ..results import rows, values
 from ..results.shown import Result, encoded, fields
@@ -28,8 +28,6 @@ from .declare import (
 )
 from .service import ARROW, Answer, Call, arrow_bytes
 
-_NULL = r"\N"
-
 
 @endpoint("/apps/{app}/at/{ref}/tables/{table}")
 async def get(
@@ -53,7 +51,7 @@ async def get(
     headers = {} if about.changes_by_itself else {"etag": etag}
     if etag in asked.known_etags and headers:
         return Answer(b"", status=304, headers=headers)
-    keys = [(None,) if each == _NULL else tuple(key_of(table, about.declared, each)) for each in key]
+    keys = [tuple(key_of(table, about.declared, each)) for each in key]
     found = await passing.rows(asked, reading, about, key, keys, column)
     reading.asked_for(table)  # what is fetched beside answers is not in the way of this one
     if found.table is not None:
@@ -158,7 +156,7 @@ def history(asked: Call, app: AppName, table: Table, key: Key, limit: Limit = 20
     """The changes of one key's row, newest first, with the offsets behind each."""
     asked.grant.check_table(table)
     of = asked.app(app)
-    values = (None,) if key == _NULL else tuple(key_of(table, of.at().declared(table), key))
+    values = tuple(key_of(table, of.at().declared(table), key))
     return shown.key_history(of.history(table, values, limit=limit).found, key, limit=limit)
 
 

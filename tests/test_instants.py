@@ -1,4 +1,7 @@
 import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -65,3 +68,73 @@ def test_a_span_back_counts_from_now() -> None:
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(Usage, match="--at"):
         instants.parse("--at", text)
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Sets the time zone of this process, until the test ends."""
+
+    def set_zone(name: str) -> None:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield set_zone
+    monkeypatch.undo()
+    time.tzset()
+
+
+LOCAL = st.datetimes(datetime(2000, 1, 1), datetime(2037, 1, 1))  # noqa: DTZ001  local, as it is typed
+TWICE = [
+    ("Europe/Berlin", "2026-10-25T02:30"),
+    ("America/New_York", "2026-11-01T01:00"),
+    ("Australia/Lord_Howe", "2026-04-05T01:45"),
+]
+NEVER = [
+    ("Europe/Berlin", "2026-03-29T02:30"),
+    ("America/New_York", "2026-03-08T02:00"),
+    ("Australia/Lord_Howe", "2026-10-04T02:15"),
+]
+
+
+@pytest.mark.parametrize(("zone", "text"), [*TWICE, *NEVER])
+def test_an_hour_that_is_twice_or_never_is_said(local: Callable[[str], None], zone: str, text: str) -> None:
+    local(zone)
+    expected = {
+        datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone), fold=fold).astimezone(UTC) for fold in (0, 1)
+    }
+    assert len(expected) == 2
+    says = "comes twice in local time" if (zone, text) in TWICE else "does not exist in local time"
+    for read in (lambda: instants.parse("--to-datetime", text), lambda: parse(f"app@{text}", now_ms=1 << 42)):
+        with pytest.raises(Usage, match=says) as caught:
+            read()
+        # What the hint says to type is one of the two, and each is there.
+        words = caught.value.hint.replace(";", "").split()
+        offered = {datetime.fromisoformat(word).astimezone(UTC) for word in words if word.startswith(text)}
+        assert offered == expected
+    with pytest.raises(Usage, match=r"^--to-datetime 20"):
+        instants.parse("--to-datetime", text)
+
+
+@given(LOCAL, st.sampled_from(["Europe/Berlin", "America/New_York"]))
+def test_all_other_local_times_are_what_the_zone_says(at: datetime, zone: str) -> None:
+    first, second = (at.replace(tzinfo=ZoneInfo(zone), fold=fold) for fold in (0, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        try:
+            if first.utcoffset() == second.utcoffset():
+                assert instants.of_iso(at.isoformat()) == round(first.timestamp() * 1000)
+            else:
+                with pytest.raises(Usage, match="in local time"):
+                    instants.of_iso(at.isoformat())
+        finally:
+            patch.undo()
+            time.tzset()
+
+
+def test_a_date_is_its_first_instant_also_where_midnight_is_twice_or_never(local: Callable[[str], None]) -> None:
+    local("America/Havana")
+    for day in ("2026-11-01", "2026-03-08"):
+        start = datetime.fromtimestamp(instants.of_iso(day) / 1000, ZoneInfo("America/Havana"))
+        before = datetime.fromtimestamp(start.timestamp() - 1, ZoneInfo("America/Havana"))
+        assert (before.date().isoformat() < day, start.date().isoformat()) == (True, day)

@@ -9,34 +9,17 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ...errors import Usage
 from ...learned import learned
 from ...moments.diff.key_changes import KeyChanges
 from ...moments.diff.moments import ColumnMatch, TableDiff
 from ...moments.query.columns import TableColumn, value_of
+from ...moments.query.key_text import text_of_key
 from ...store.sst.arrow_types import to_arrow
-
-_NULL = r"\N"
 
 
 def text(key: object) -> str:
-    """A key, as a server takes it."""
-    if isinstance(key, tuple) and len(key) != 1:
-        from ...results.shown import encoded
-
-        return encoded([each.hex() if isinstance(each, bytes) else each for each in key]).decode()
-    (one,) = key if isinstance(key, tuple) else (key,)
-    match one:
-        case None:
-            return _NULL
-        case bytes():
-            return one.hex()
-        case bool():
-            return str(one).lower()
-        case dict() | list():
-            raise Usage("a key that is a struct is given as JSON text")
-        case _:
-            return str(one)
+    """Return a key as a server takes it."""
+    return text_of_key(key if isinstance(key, tuple) else (key,))
 
 
 def typed(row: dict[str, Any] | None, kinds: dict[str, pa.DataType]) -> dict[str, object] | None:

@@ -31,9 +31,10 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.fetch import fetch
 from ...store.sst.arrow_types import to_arrow
+from ...store.sst.types import visible_columns
 from ...store.versions import keys
 from ...store.versions.column_types import parse_ddl
-from ...store.versions.manifest import Column, Manifest, Sst, is_internal
+from ...store.versions.manifest import Column, Manifest, Sst
 from ...store.versions.side_tables import each_sst, tables_of
 
 HASH, NULL, PLACE = "hash", "null", "{}"
@@ -145,7 +146,7 @@ def check_masks(cut: Cut, masks: Masks) -> None:
     for mask in masks.each:
         if mask.table not in tables or (table := tables[mask.table].table) is None:
             raise NotFound(f"table of {cut.ref}", mask.table, tables, hint=f"--mask takes {_SHAPE}")
-        visible = {column.name: column for column in table.columns if not is_internal(column.name)}
+        visible = {column.name: column for column in visible_columns(table)}
         what = f"{mask.table}.{mask.column}"
         if mask.column not in visible:
             raise NotFound(f"column of {mask.table}", mask.column, visible)

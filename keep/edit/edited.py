@@ -24,6 +24,7 @@ from ...fold.kinds.replaced import DELETED, replaced
 from ...fold.step import Step
 from ...moments.cut.graph import Cut
 from ...moments.diff.key_changes import KeyChanges
+from ...moments.query.clauses import bare
 from ...moments.query.sql import connect, in_words, named_tables
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -81,7 +82,7 @@ def _changing(con: duckdb.DuckDBPyConnection, sql: str) -> str:
         raise Usage(
             f"this is a {kind} statement; an edit is an UPDATE, DELETE, INSERT or MERGE", quoted=quote, hint=hint
         )
-    return str(statements[0].query)
+    return bare(statements[0].query)
 
 
 def _compared(con: duckdb.DuckDBPyConnection, table: Table, name: str) -> pa.Table:

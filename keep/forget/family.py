@@ -12,7 +12,8 @@ import pyarrow as pa
 from ...errors import NotFound, Refused, Usage
 from ...moments.cut.moments import heads_of
 from ...moments.cut.stored import list_snapshots
-from ...moments.query.columns import key_of, parse_keys
+from ...moments.query.columns import parse_keys
+from ...moments.query.key_text import key_of
 from ...moments.take.remove import clone_lives, shared
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.hashing import hash_keys
@@ -50,7 +51,7 @@ class KeysAsked:
         """From Python's own values, by table; a tuple for a key of several columns. Raises `Usage`."""
         return cls._checked(
             {
-                table: {each if isinstance(each, tuple | str) else (each,): None for each in some}
+                table: {each if isinstance(each, tuple) else (each,): None for each in some}
                 for table, some in keys.items()
             }
         )

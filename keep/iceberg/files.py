@@ -35,16 +35,15 @@ from pyiceberg.typedef import Record
 
 from ...errors import Refused
 from ...store.sst.evolution import ColumnSource, Reading
-from ...store.sst.types import EXPIRES, HASH, OP, PREV, SEQ, sst_schema
+from ...store.sst.types import sst_schema, visible_columns
 from ...store.versions.manifest import Table, is_internal
 from .hidden import Deletes, bounds
 
 
 def data_schema(table: Table) -> pa.Schema:
     """The columns that users see, in Arrow's types, with the ids that the table's SSTs carry."""
-    own = (HASH, SEQ, OP, PREV, EXPIRES)
     fields = sst_schema(table)
-    return pa.schema([each for each in fields if each.name not in own and not is_internal(each.name)])
+    return pa.schema([fields.field(column.name) for column in visible_columns(table)])
 
 
 def iceberg_schema(name: str, table: Table) -> Schema:
@@ -83,8 +82,7 @@ def is_read_alike(reading: Reading | None) -> bool:
     """Whether Iceberg's readers make of such SSTs the rows that we do; None stands for SSTs of the table's columns."""
     if reading is None:
         return True
-    shown = (each for name, each in reading.sources.items() if not is_internal(name))
-    return all(_is_found(each) for each in shown)
+    return all(_is_found(each) for name, each in reading.sources.items() if not is_internal(name))
 
 
 def _is_found(source: ColumnSource) -> bool:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Refused, Usage
+from ...moments.query.clauses import bare
 from ...moments.query.sql import empty_database
 from ...store.sst.arrow_types import from_arrow, python_rows
 from ...store.sst.types import arrow_schema
@@ -64,7 +65,7 @@ def reading(source: RowSource) -> Iterator[pa.RecordBatchReader]:
                     raise Usage("--sql returns no rows; expected a query, such as SELECT … FROM 'rows.parquet'")
                 for statement in statements[:-1]:
                     con.execute(statement)
-                query = statements[-1].query
+                query = bare(statements[-1].query)
             yield con.sql(query).to_arrow_reader(_BATCH_ROWS)
         except (duckdb.Error, pa.ArrowException) as error:
             # Also while rows are read.

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
 
 from ... import instants
 from ...durations import parse_ms
@@ -125,8 +124,9 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
         return Version(int(match[1]))
     if _DATE.match(when):
         try:
-            # astimezone() takes a time without an offset as local.
-            time_ms = round(datetime.fromisoformat(when).astimezone().timestamp() * 1_000)
+            time_ms = instants.of_iso(when)
+        except Usage as error:
+            raise Usage(f"ref {text!r}: {error.sentence}", hint=error.hint) from None
         except (ValueError, OverflowError, OSError) as error:
             raise _malformed(text, f"{when!r} is not an ISO time ({error})") from None
         time_ms += 999 if _WHOLE_SECOND.fullmatch(when) else 0

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import SlackwaterError, Usage
+from ...store.read.duckdb_view import quoted
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Table
 from ..query.columns import visible_schema
@@ -75,7 +76,7 @@ def without(found: TableDiff, sql: str) -> TableDiff:
     with closing(_database({found.table: found.changes.flat()})) as con:
         con.register("_meant", _meant(con, found.table, sql, key))
         con.register("_all", found.changes.keys.append_column("_place", pa.array(np.arange(len(found.changes)))))
-        same = " AND ".join(f'a."{name}" IS NOT DISTINCT FROM m."{name}"' for name in key)
+        same = " AND ".join(f"a.{quoted(name)} IS NOT DISTINCT FROM m.{quoted(name)}" for name in key)
         left = con.sql(f"SELECT _place FROM _all a ANTI JOIN _meant m ON {same} ORDER BY _place").to_arrow_table()
     return found.only(left["_place"].to_numpy())
 

@@ -87,6 +87,18 @@ def split(text: str) -> tuple[tuple[str, ...], str]:
     return tuple(each for each in statements if words(each)), text[start:]
 
 
+def bare(sql: str) -> str:
+    """Return one statement, or a condition, without comments around it and without `;` at its end.
+
+    What is to be put inside another statement goes through here: a comment at its end would hide what follows.
+    """
+    found = words(sql)
+    end = len(found)
+    while end and found[end - 1].is_sign(";"):
+        end -= 1
+    return sql[found[0].start : found[end - 1].end] if end else ""
+
+
 def _end_of_comment(text: str, at: int) -> int:
     """Where a comment ends that began before `at`; they nest. -1 where it does not."""
     depth = 1

@@ -19,8 +19,8 @@ from ...store.read.cache import SstCache
 from ...store.read.multi_get import NO_HASTE, Haste, multi_get
 from ...store.sst.arrow_types import python_values
 from ...store.sst.hashing import PLAIN, hash_key, hash_keys, normalise_keys
-from ...store.sst.types import arrow_schema
-from ...store.versions.manifest import Column, Manifest, Table, is_internal
+from ...store.sst.types import arrow_schema, visible_columns
+from ...store.versions.manifest import Manifest, Table
 from ..cut.graph import Cut
 from ..cut.moments import having
 
@@ -52,7 +52,7 @@ def columns(manifest: Manifest) -> tuple[TableColumn, ...]:
     if (table := manifest.table) is None:
         return ()
     starts = {number: each.starts for each in manifest.backfills if not each.whole for number in each.columns}
-    visible = enumerate(_visible(table))
+    visible = enumerate(visible_columns(table))
     return tuple(
         TableColumn(each.name, each.type, at < len(table.key), each.since, starts.get(each.id)) for at, each in visible
     )
@@ -60,28 +60,7 @@ def columns(manifest: Manifest) -> tuple[TableColumn, ...]:
 
 def visible_schema(table: Table) -> pa.Schema:
     """The columns of a table that users see: the key, and the values whose names do not start with `_`."""
-    return arrow_schema(_visible(table))
-
-
-def _visible(table: Table) -> list[Column]:
-    return [*table.key, *(column for column in table.values if not is_internal(column.name))]
-
-
-def key_of(name: str, table: Table, text: str) -> Sequence[object]:
-    """The values of a key that is one text: of several columns a JSON array. Raises `Usage` where it is none."""
-    if len(table.key) == 1:
-        return (text,)
-    try:
-        found = json.loads(text, parse_float=str, parse_int=str)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list):
-        expected = ", ".join(f"{column.name} ({column.type})" for column in table.key)
-        raise Usage(
-            f"the key of table {name!r} is {expected}: a key of several columns is a JSON array",
-            hint=f"""for example '["{table.key[0].name}", 7]'""",
-        )
-    return [json.dumps(each) if isinstance(each, bool | dict) else each for each in found]
+    return arrow_schema(visible_columns(table))
 
 
 def parse_key(name: str, table: Table, key_values: Sequence[object]) -> pa.Table:

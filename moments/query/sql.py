@@ -26,7 +26,7 @@ from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
-from .clauses import InputOf, Statement, Versions, words
+from .clauses import InputOf, Statement, Versions, bare, words
 from .columns import visible_schema
 from .moments import ClauseTable
 
@@ -257,7 +257,7 @@ def reading(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _TO_A_FILE)
     kind = statements[0].type.name
     if kind == "EXPLAIN":
         # EXPLAIN ANALYZE carries out what it explains.
-        explained, found = _EXPLAIN.subn("", statements[0].query, count=1)
+        explained, found = _EXPLAIN.subn("", bare(statements[0].query), count=1)
         reading(con, explained if found else "", hint=hint)
     elif kind not in _READING:
         raise Usage(
@@ -265,7 +265,7 @@ def reading(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _TO_A_FILE)
             quoted=query,
             hint=hint,
         )
-    return str(statements[0].query)
+    return bare(statements[0].query)
 
 
 def in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> SlackwaterError:

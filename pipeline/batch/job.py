@@ -24,6 +24,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.settings import S3Access
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs, ttl
+from ...store.versions.column_types import in_backticks
 from ...store.versions.manifest import Manifest
 from ..api.stage import Stage
 from ..source.checkpoint import ScratchCheckpoint
@@ -185,7 +186,7 @@ def _kafka_partition(target: OutputTopic, tag: int | None = None) -> Column:
     if not target.key:
         return F.lit(0)
     names = target.key if tag is None else (name_of(tag, column) for column in target.key)
-    return _partition(F.xxhash64(*(F.col(f"`{name}`") for name in names)), target.partitions)
+    return _partition(F.xxhash64(*map(in_backticks, names)), target.partitions)
 
 
 def run_state(

@@ -15,6 +15,7 @@ from pyspark.sql import types as t
 from ...fold.event_time import AHEAD, AT
 from ...fold.kinds.aggregate import MOST_TASKS, ROWS, TASKS, Aggregate, part
 from ...fold.next_version import TaskReport
+from ...store.versions.column_types import in_backticks
 from .state_task import StateTask
 
 _LEAST_ROWS = 50_000
@@ -110,7 +111,7 @@ def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
     for name, one in aggregates:
         if one.function in ("first", "last"):
             made[part("picked", name)] = _picked(one, schema)
-            picked |= {part(what, name): f"{_name(part('picked', name))}.{what}" for what in ("value", "by")}
+            picked |= {part(what, name): f"{in_backticks(part('picked', name))}.{what}" for what in ("value", "by")}
         else:
             made |= {part(what, name): column for what, column in _parts(one, schema).items()}
     # Which task a row is in, may only be asked outside of aggregates.
@@ -118,20 +119,21 @@ def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
     times = task.times
     if times.watermarks:
         (watermark,) = times.watermarks
-        at = f"unix_micros(CAST({_name(watermark.columns[0])} AS timestamp))"
+        at = f"unix_micros(CAST({in_backticks(watermark.columns[0])} AS timestamp))"
         # A number that is another one in each batch, plainly written, would have Spark compile each batch's code.
         inner[_BOUND] = f"get(array({(times.bound_ms + 1) * 1000}L), shiftright(spark_partition_id(), 31))"
         in_time = f"{at} < {_BOUND}"
         made |= {AT: f"max(CASE WHEN {in_time} THEN {at} END)", AHEAD: f"count_if(NOT ({in_time}))"}
         times = replace(times, watermarks=(replace(watermark, columns=(AT,)),))
     columns = tuple(name for name in made if not name.startswith(part("picked", "")))
-    keys = ", ".join(map(_name, key))
-    needed = ", ".join(map(_name, dict.fromkeys((*key, *task.step.state.needs, *task.times.names))))
+    keys = ", ".join(map(in_backticks, key))
+    needed = ", ".join(map(in_backticks, dict.fromkeys((*key, *task.step.state.needs, *task.times.names))))
     # One statement: made of Spark's functions, one by one, it would take as long as a small batch. Over a view that the
     # next batch replaces, in the query's own session: one that `sql` makes itself, and drops, takes a third longer.
     rows.createOrReplaceTempView(_BATCH)
     parts = rows.sparkSession.sql(
-        f"SELECT {keys}, {_listed({name: _name(name) for name in columns} | picked)}, xxhash64({keys}) AS _hash FROM ("
+        f"SELECT {keys}, {_listed({name: in_backticks(name) for name in columns} | picked)}, "
+        f"xxhash64({keys}) AS _hash FROM ("
         f"SELECT {keys}, {_listed(made)} FROM ("
         f"SELECT {needed}, {_listed(inner)} FROM {_BATCH}) GROUP BY {keys})"
     )
@@ -139,20 +141,15 @@ def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
     return parts, replace(task, step=step, times=times)
 
 
-def _name(column: str) -> str:
-    """A column in a statement."""
-    return "`" + column.replace("`", "``") + "`"
-
-
 def _listed(columns: Mapping[str, str]) -> str:
-    return ", ".join(f"{column} AS {_name(name)}" for name, column in columns.items())
+    return ", ".join(f"{column} AS {in_backticks(name)}" for name, column in columns.items())
 
 
 def _parts(made: Aggregate, schema: t.StructType) -> dict[str, str]:
     """What is kept of several rows by an aggregate that needs no order, by what it is, as SQL."""
     if made.column is None:
         return {"count": "count(1)"}
-    column, kind = _name(made.column), schema[made.column].dataType
+    column, kind = in_backticks(made.column), schema[made.column].dataType
     if made.function == "count":
         return {"count": f"count({column})"}
     if made.function in ("sum", "mean"):
@@ -174,7 +171,7 @@ def _by(function: str, value: str, rank: str) -> str:
 
 def _picked(made: Aggregate, schema: t.StructType) -> str:
     """Value and `by` of the first or last of several rows; of equals, the largest value, and NaN before nothing."""
-    value, by = _name(str(made.column)), _name(str(made.by))
+    value, by = in_backticks(str(made.column)), in_backticks(str(made.by))
     kind = schema[str(made.by)].dataType
     number = f"unix_micros(CAST({by} AS timestamp))" if isinstance(kind, _TIMES) else f"CAST({by} AS bigint)"
     if isinstance(kind, t.DateType):

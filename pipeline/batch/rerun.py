@@ -15,6 +15,7 @@ from pyspark.sql.types import LongType, StructField
 
 from ...fold.event_time import Times
 from ...fold.failing import RECORD
+from ...store.versions.column_types import in_backticks
 from ..api.stage import Stage
 from ..source.spark_types import spark_schema_of
 from ..spark.plans import frame_of, hidden, plan_of, rebuilt, with_records
@@ -77,7 +78,7 @@ class Rerun:
         if self.numbered is None:
             return None
         hashes = ", ".join(f"{key}L" for key in keys)
-        of_key = F.expr(f"xxhash64({', '.join(f'`{name}`' for name in self.shape.key)}) IN ({hashes})")
+        of_key = F.expr(f"xxhash64({', '.join(map(in_backticks, self.shape.key))}) IN ({hashes})")
         return self.without(self.numbered, without).where(of_key)
 
     def without(self, rows: DataFrame, left_out: Collection[int]) -> DataFrame:

@@ -3,13 +3,14 @@
 A user's functions are applied to empty streams once, upstream first. What cannot be kept or sent is refused.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from msgspec import structs
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from ...errors import NotFound, Refused, Usage
 from ...fold.event_time import TimeRules, Watermark
@@ -19,7 +20,9 @@ from ...fold.kinds.kind import Bound, DueBy, Kind, key_of_table, of_input
 from ...fold.multi_input import name_of
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.hashing import hash_keys
+from ...store.sst.types import HASH
 from ...store.versions import keys
+from ...store.versions.column_types import in_backticks
 from ...store.versions.manifest import Column, Table, is_internal
 from ...whole_file import temporary_folder
 from ..api.app import App
@@ -33,8 +36,12 @@ from ..messages.registry import forget_latest
 from ..source.data_source import TOPIC_SCHEMA, WITH_HEADERS
 from ..source.spark_types import arrow_of, spark_schema_of
 from ..spark.user_errors import as_user_error
+from .state_task import MARK
 from .transform import Applied, apply, each_output
 
+_WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_TO = re.compile(r"_to(_\d+)?", re.IGNORECASE)
+"""What a batch calls the columns with the partitions of its rows."""
 _SESSION = "spark.sessionWindow"
 """Spark's mark on a column that is a session window."""
 
@@ -168,7 +175,23 @@ def _watermarks(stage: Stage, key: Sequence[str], applied: Applied) -> tuple[Wat
 
 def ddl_of(rows: StructType) -> str:
     """The columns of a repartition topic as manifests keep them."""
-    return ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in rows)
+    return ", ".join(f"{in_backticks(field.name)} {_ddl(field.dataType)}" for field in rows)
+
+
+def _ddl(kind: DataType) -> str:
+    """Return a type's DDL. Spark's own leaves the names of a struct's fields without backticks, whatever is in them."""
+    match kind:
+        case StructType():
+            return f"struct<{','.join(f'{_field_name(field.name)}:{_ddl(field.dataType)}' for field in kind)}>"
+        case ArrayType():
+            return f"array<{_ddl(kind.elementType)}>"
+        case MapType():
+            return f"map<{_ddl(kind.keyType)},{_ddl(kind.valueType)}>"
+    return kind.simpleString()
+
+
+def _field_name(name: str) -> str:
+    return name if _WORD.fullmatch(name) else in_backticks(name)
 
 
 def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], applied: Applied) -> Shape:
@@ -195,6 +218,11 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     marked = [of_input(*each) for each in zip(arrow, stage.inputs, times, strict=False)]
     with as_user_error(f"the state of stage {stage.name!r}"):
         bound = state.bind(marked, key)
+    for schema in arrow:
+        # Of several DataFrames a batch takes all columns.
+        used = {name.casefold() for name in (schema.names if apart else (*key, *bound.needs))}
+        names = [name for name in schema.names if name.casefold() in used]
+        keys.check_columns(f"stage {stage.name!r}", names, (HASH, MARK))
     key = key_of_table(key, bound.values.names)
     emits = _emitted(stage, bound)
     keys.check_columns(f"stage {stage.name!r}", [*key, *bound.values.names])
@@ -279,6 +307,8 @@ def _check_same_types(stage: Stage, key: tuple[str, ...], rows: Mapping[str, pa.
 
 def _check_output(output: Repartition | Sink, rows: pa.Schema) -> None:
     if isinstance(output, Repartition):
+        reserved = [name for name in rows.names if _TO.fullmatch(name)]
+        keys.check_columns(f"repartition topic {output.name!r}", rows.names, reserved)
         _check_columns(f"repartition topic {output.name!r}", output.key, rows)
     elif output.encoding is not None:
         outgoing.check(f"sink {output.name!r}", output.encoding, rows)

@@ -18,6 +18,7 @@ from ...errors import Refused
 from ...fold.event_time import Times
 from ...fold.failing import RECORD
 from ...fold.multi_input import TAG, name_of
+from ...store.versions.column_types import in_backticks
 from ..api.stage import Stage
 from ..api.topic import Topic
 from ..messages.decode import reading
@@ -167,11 +168,11 @@ def tag(frames: Sequence[DataFrame], key: Sequence[str]) -> DataFrame:
         return frames[0]
     tagged = []
     for position, frame in enumerate(frames):
-        mine = [F.col(f"`{name}`") for name in key]
+        mine = [F.col(in_backticks(name)) for name in key]
         for other, schema in enumerate(one.schema for one in frames):
             for field in schema:
                 if field.name not in key:
-                    value = F.col(f"`{field.name}`") if other == position else F.lit(None)
+                    value = F.col(in_backticks(field.name)) if other == position else F.lit(None)
                     mine.append(value.cast(field.dataType).alias(name_of(other, field.name)))
         tagged.append(frame.select(F.lit(position).alias(TAG), *mine))
     return reduce(lambda above, below: above.union(below), tagged)
@@ -182,7 +183,9 @@ def for_state(
 ) -> DataFrame:
     """What a state takes of a batch's rows: the key and its hash, what it and late rows need, times, and `RECORD`."""
     names = dict.fromkeys((*key, *needs, *times.names, *late, *({RECORD} & {*rows.columns})))
-    return rows.select(*(F.col(f"`{name}`") for name in names), F.xxhash64(*key).alias("_hash"))
+    return rows.select(
+        *(F.col(in_backticks(name)) for name in names), F.xxhash64(*map(in_backticks, key)).alias("_hash")
+    )
 
 
 def _declared(stage: str, plan: Any, schema: StructType) -> DeclaredWatermark | None:

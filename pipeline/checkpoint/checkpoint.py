@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from ...errors import NotFound, ObjectNotFound, Refused
 from ...keep.attach.checkpoint import DELETED, ReadableBatch, ReadableTable
+from ...store.versions.column_types import in_backticks
 from ...whole_file import temporary_folder
 from .files import CheckpointFiles
 from .places import own_place, place
@@ -173,9 +174,13 @@ class Checkpoint:
         before, after = (self._spooled(table, each, spool) for each in (batch - 1, batch))
         old, new = (self._spark.read.parquet(str(each)).alias(name) for name, each in (("old", before), ("new", after)))
         changed = new.join(old, _same(table.schema), "left_anti").withColumn(DELETED, F.lit(False))
-        gone = old.join(new, _same(table.key), "left_anti").select(*table.key.names).withColumn(DELETED, F.lit(True))
+        gone = (
+            old.join(new, _same(table.key), "left_anti")
+            .select(*map(in_backticks, table.key.names))
+            .withColumn(DELETED, F.lit(True))
+        )
         schema = _with_deleted(table)
-        both = changed.unionByName(gone, allowMissingColumns=True).select(schema.names)
+        both = changed.unionByName(gone, allowMissingColumns=True).select(*map(in_backticks, schema.names))
         with self._by_spark(table, batch):
             found = both.toArrow().cast(schema)
         shutil.rmtree(before)
@@ -251,7 +256,7 @@ def _same(columns: pa.Schema) -> Column:
     """Whether rows of `old` and `new` are the same in these columns. Spark compares no maps, but their entries."""
 
     def of(side: str, column: pa.Field) -> Column:
-        found = F.col(f"{side}.{column.name}")
+        found = F.col(f"{side}.{in_backticks(column.name)}")
         return F.map_entries(found) if pa.types.is_map(column.type) else found
 
     return reduce(Column.__and__, (of("old", each).eqNullSafe(of("new", each)) for each in columns), F.lit(True))

@@ -12,6 +12,7 @@ from pyspark.sql.types import DataType, NullType, StructField, StructType, Times
 
 from ...errors import Refused, Usage
 from ...store.sst.arrow_types import from_arrow, to_arrow
+from ...store.versions.column_types import in_backticks
 from ..source.spark_types import arrow_of
 from .operators import Kept, Operator
 
@@ -185,7 +186,7 @@ def _numbered(kind: DataType) -> DataType:
 def _select(part: FlatColumn, types: Mapping[str, DataType], kind: str) -> Column:
     if not part.path:
         return F.lit(0).cast("long").alias(part.name)
-    column = F.col(part.within).cast(_numbered(types[part.within]))
+    column = F.col(in_backticks(part.within)).cast(_numbered(types[part.within]))
     for number in part.place:
         column = column.getField(f"_{number}")
     if (time := _TIMES.get((kind, part.path))) is not None:

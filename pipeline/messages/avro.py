@@ -19,11 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Refused
-from .avro_schema import is_one_value, parsed
-from .conform import conform, plain
+from .avro_layout import VALUE, Layout, layout
+from .avro_resolution import resolve
+from .avro_schema import column_type, is_one_value, parsed
 from .schema import HEAD_BYTES, BadMessage, Reader, Schema, varint, without
 
 _SYNC = b"slackwater_block"
+_HEAD = Layout(
+    {"type": "fixed", "name": "head", "size": HEAD_BYTES},
+    pa.field("head", pa.binary(HEAD_BYTES), nullable=False, metadata={"avro.name": "head"}),
+)
 
 
 class AvroReader(Reader):
@@ -32,11 +37,12 @@ class AvroReader(Reader):
     def __init__(self, schema: Schema) -> None:
         """Raises `Refused` for a schema of which no columns can be made."""
         self._node = parsed(schema)
-        self.type = plain(_written_type(schema))
+        self.type = column_type(self._node)
+        _layout_of(schema)
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
         """See `Reader`."""
-        _written_type(writer)
+        written, laid_out = parsed(writer), _layout_of(writer)
         # The first message again at the end: its number tells that the last one ended where it should.
         count = len(messages) + 1
         bodies = without(pa.concat_arrays([messages, messages.slice(0, 1)]), HEAD_BYTES)
@@ -44,15 +50,16 @@ class AvroReader(Reader):
         heads = pa.FixedSizeBinaryArray.from_buffers(pa.binary(HEAD_BYTES), count, [None, pa.py_buffer(numbers)])
         records = pc.binary_join_element_wise(heads.cast(pa.binary()), bodies, b"")
         try:
-            table = _decoded(writer, records.buffers()[2].to_pybytes(), count)
+            table = _decoded(laid_out, records.buffers()[2].to_pybytes(), count)
         except Exception as error:  # DataFusion raises plain ones
             raise BadMessage(f"not of the Avro schema that it names: {_first_line(error)}") from None
         if not table["head"].combine_chunks().equals(heads):
             raise BadMessage("not of the Avro schema that it names: it has bytes too many or too few")
-        values = table["value"].combine_chunks()
-        if values.offset:  # what is made of a slice's children would have to know where it begins
+        values = table[VALUE].combine_chunks() if laid_out else None
+        if values is not None and values.offset:
+            # What is made of a slice's children would have to know where it begins.
             values = values.take(pa.array(np.arange(count)))
-        return conform(values, self._node, self.type).slice(0, count - 1)
+        return resolve(values, count, written, self._node).slice(0, count - 1)
 
     def likely(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
         """See `Reader`."""
@@ -61,17 +68,27 @@ class AvroReader(Reader):
 
 
 @lru_cache(maxsize=256)
-def _written_type(schema: Schema) -> pa.DataType:
-    """What a schema's messages are read as. Raises `Refused` where they cannot be."""
+def _layout_of(schema: Schema) -> Layout | None:
+    """Return what arrow-rs is told of a schema's messages. Raises `Refused` where it cannot read them."""
+    laid_out = layout(parsed(schema), _null_branch())
     try:
-        return _decoded(schema, b"", 0).schema.field("value").type
+        _decoded(laid_out, b"", 0)
     except Exception as error:
         raise Refused(f"no columns can be made of an Avro schema: {_first_line(error)}") from None
+    return laid_out
 
 
-def _decoded(schema: Schema, records: bytes, count: int) -> pa.Table:
+@lru_cache(maxsize=1)
+def _null_branch() -> pa.Field:
+    """Return the field of null within a union, as arrow-rs has it."""
+    union = _decoded(Layout(["null", "int", "string"], None), b"", 0).schema.field(VALUE).type
+    return union.field(0)
+
+
+def _decoded(laid_out: Layout | None, records: bytes, count: int) -> pa.Table:
     """Records, each behind the bytes of its head, as columns `head` and `value`, by way of an object container file.
 
+    There is no `value` where it would have no bytes.
     https://avro.apache.org/docs/1.12.0/specification/#object-container-files
     """
     from datafusion import SessionConfig, SessionContext
@@ -80,20 +97,21 @@ def _decoded(schema: Schema, records: bytes, count: int) -> pa.Table:
     # arrow-rs never ends where a block goes on after its last record. So that one fills the batch, and nobody asks on.
     size = max(1, count)
     config = SessionConfig().with_batch_size(size).with_target_partitions(1)
+    columns = [_HEAD.field, *([laid_out.field] if laid_out else [])]
+    schema = None if laid_out and laid_out.field is None else pa.schema(columns)
     # The reader wants a path that ends so.
     handle, path = tempfile.mkstemp(suffix=".avro", prefix="slackwater-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(_header(schema) + block)
-        return SessionContext(config).read_avro(path).limit(size).to_arrow_table()
+            file.write(_header(laid_out) + block)
+        return SessionContext(config).read_avro(path, schema=schema).limit(size).to_arrow_table()
     finally:
         Path(path).unlink()
 
 
-@lru_cache(maxsize=256)
-def _header(schema: Schema) -> bytes:
-    head = {"type": "fixed", "name": "slackwater_head", "size": HEAD_BYTES}
-    fields = [{"name": "head", "type": head}, {"name": "value", "type": parsed(schema)}]
+def _header(laid_out: Layout | None) -> bytes:
+    value = [{"name": VALUE, "type": laid_out.avro}] if laid_out else []
+    fields = [{"name": "head", "type": _HEAD.avro}, *value]
     row = json.dumps({"type": "record", "name": "slackwater_row", "fields": fields}).encode()
     meta = ((b"avro.schema", row), (b"avro.codec", b"null"))
     entries = (varint(len(text)) + text for entry in meta for text in entry)

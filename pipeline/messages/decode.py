@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import BadRecord, NotFound, Refused, Usage
 from ..source.worker import ERROR_MARK
@@ -24,9 +25,11 @@ from .schema import NO_SCHEMA, BadMessage, Reader, Schema, schema_ids
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
+    from pyspark.sql.types import DataType
 
 _NEEDED = ("datafusion", "ptars", "grpc_tools")
 _SIDES = ("key", "value")
+_MODES = ("FAILFAST", "PERMISSIVE")
 _ADDRESS = ("topic", "partition", "offset")
 
 _topics: ContextVar[tuple[str, ...]] = ContextVar("topics", default=())
@@ -49,7 +52,8 @@ def decode(
     subject: str = "",
     version: int | None = None,
     message: str = "",
-    mode: Literal["FAILFAST", "PERMISSIVE"] = "FAILFAST",
+    mode: Literal["FAILFAST", "PERMISSIVE", "failfast", "permissive"] = "FAILFAST",
+    reason: str = "",
     patience_s: float = 60.0,
 ) -> Column:
     """Messages in Confluent's wire format as structs: Avro, Protobuf or JSON Schema, whole batches at a time.
@@ -63,7 +67,10 @@ def decode(
         subject: Whose schema; the name of the stage's only topic with `-value` or `-key` when empty.
         version: Of the subject; None for the newest at the start.
         message: Of Protobuf, the full name of the message type; the schema's first when empty.
-        mode: What is no such message stops the stage (`FAILFAST`; nothing is lost), or is null (`PERMISSIVE`).
+        mode: A message that cannot be decoded stops the stage (`FAILFAST`; nothing is lost), or becomes null
+            (`PERMISSIVE`). In any case of letters, as Spark's modes.
+        reason: With `PERMISSIVE`, the name of one more field of the struct, a string that says why a message could not
+            be decoded. Such a message is then a struct whose other fields are null. No such field when empty.
         patience_s: How long a registry may be away before the stage stops.
 
     Returns:
@@ -73,26 +80,23 @@ def decode(
         NotFound: The registry has no such subject or version, or its schema no such message type.
         Refused: What is needed is not installed, Spark is 4.0, no columns can be made of the schema, or the registry
             forbids it.
-        Unavailable: The registry has not answered for so long.
-        Usage: An argument is none that can be meant.
+        Unavailable: The registry has not answered for `patience_s`.
+        Usage: An argument is invalid.
     """
     from pyspark.sql import functions as F
-
-    from ..source.spark_types import spark_type_of
 
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise Refused(f"decode needs {', '.join(missing)}", hint="pip install 'slackwater[registry]'")
     if not hasattr(F, "arrow_udf"):
         raise Refused("decode needs functions of Arrow, which Spark has from 4.1 on", hint="run on a later Spark")
-    if mode not in ("FAILFAST", "PERMISSIVE"):
-        raise Usage(f"mode={mode!r} of decode is neither FAILFAST nor PERMISSIVE")
+    fails = _checked_mode(mode, reason) == "FAILFAST"
     known = Registry.of(registry, patience_s)
     schema = known.latest(subject or _subject(column), version)
-    kind = spark_type_of(open_reader(schema, message).type)
+    kind = _spark_type(with_reason(open_reader(schema, message).type, reason))
     addressed = isinstance(column, str) and column in _SIDES
     parts = [F.col(column) if isinstance(column, str) else column, *map(F.col, _ADDRESS if addressed else ())]
     # What runs in workers takes these with it; the reader is made there.
-    mark, fails = ERROR_MARK, mode == "FAILFAST"
+    mark = ERROR_MARK
 
     def decoded(messages: pa.Array, *address: pa.Array) -> pa.Array:
         with mark.own():
@@ -100,10 +104,56 @@ def decode(
             values, bad = read_batch(messages, reader, schema.kind, known.by_id, every=not fails)
             if bad and fails:
                 raise BadRecord(_sentence(bad[0], address, len(messages)))
-            return values
+            return reasoned(values, bad, reason)
 
     made: Column = F.arrow_udf(decoded, kind)(*parts)
     return made
+
+
+def _checked_mode(mode: str, reason: str) -> str:
+    """Return the mode in capitals. Raises `Usage` where it is none, or where a reason would never be seen."""
+    if not isinstance(mode, str) or mode.upper() not in _MODES:
+        raise Usage(f"mode={mode!r} of decode is neither {' nor '.join(_MODES)}")
+    if reason and mode.upper() != "PERMISSIVE":
+        raise Usage(f"reason={reason!r} of decode needs mode='PERMISSIVE': with {mode} a bad message stops the stage")
+    return mode.upper()
+
+
+def with_reason(kind: pa.DataType, reason: str) -> pa.DataType:
+    """Return the type of a decoded column with a field for the reason, as it is when `reason` is empty.
+
+    Raises `Usage` where the type has no fields, or one of that name.
+    """
+    if not reason:
+        return kind
+    if not pa.types.is_struct(kind):
+        raise Usage(f"reason={reason!r} of decode needs a schema that is a record, not {kind}")
+    if reason.lower() in (field.name.lower() for field in kind):
+        raise Usage(f"reason={reason!r} of decode is a field of the schema already", hint="choose another name")
+    return pa.struct([*kind, pa.field(reason, pa.string())])
+
+
+def reasoned(values: pa.Array, bad: Sequence[Bad], reason: str) -> pa.Array:
+    """Return decoded values with the reason of each bad one, as they are when `reason` is empty."""
+    if not reason:
+        return values
+    why = {one.row: one.why for one in bad}
+    reasons = pa.array([why.get(row) for row in range(len(values))] if why else [None] * len(values), pa.string())
+    kind = with_reason(values.type, reason)
+    missing = pc.and_(values.is_null(), reasons.is_null())
+    return pa.StructArray.from_arrays([*values.flatten(), reasons], fields=list(kind), mask=missing)
+
+
+def _spark_type(kind: pa.DataType) -> DataType:
+    """Return the type as Spark's. Raises `Refused` where Spark has none."""
+    from pyspark.errors import PySparkTypeError
+
+    from ..source.spark_types import spark_type_of
+
+    try:
+        return spark_type_of(kind)
+    except PySparkTypeError as error:
+        raise Refused(f"Spark has no columns for a part of the schema: {error}") from None
 
 
 def _subject(column: str | Column) -> str:

@@ -12,11 +12,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import NotFound, Refused
-from .conform import plain
+from .protobuf_columns import Rows, column_type, columns, layout
 from .schema import HEAD_BYTES, BadMessage, Reader, Schema, varint, without
 
 _MAIN = "slackwater_main.proto"
@@ -28,18 +29,16 @@ class ProtobufReader(Reader):
     def __init__(self, schema: Schema, message: str = "") -> None:
         """`message` is the type's full name, empty for the first of the schema.
 
-        Raises `NotFound` where there is no such type, and `Refused` where protoc or ptars do not take the schema.
+        Raises `NotFound` where there is no such type, and `Refused` where protoc does not take the schema, or the type
+        has no columns.
         """
-        from ptars import HandlerPool, PtarsConfig
-
-        file = _compiled(schema)
-        types = _message_types(file)
+        types = _message_types(_compiled(schema))
         self._name = message or next(iter(types), "")
         if self._name not in types:
             raise NotFound("message type", self._name, types, hint="message= is its full name, with the package")
-        config = PtarsConfig(enum_repr="string", timestamp_unit="us", list_value_nullable=True, map_value_nullable=True)
-        self._handler = HandlerPool([file], config).get_for_message(types[self._name][1])
-        self.type = plain(pa.struct(list(self._handler.schema())))
+        self._message = types[self._name][1]
+        self.type = column_type(self._message)
+        self._handler = _handler(self._message)
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
         """See `Reader`."""
@@ -56,11 +55,49 @@ class ProtobufReader(Reader):
         )
         if bodies.null_count:
             raise BadMessage(f"of another type than {self._name}")
+        values, doubtful = self._columns(bodies)
+        if len(doubtful):
+            # Protobuf's own parser goes by the order on the wire, one message after the other.
+            plain = pa.array([self._plain(bodies[row].as_py()) for row in doubtful.tolist()], pa.binary())
+            again, _ = self._columns(plain)
+            where = np.arange(len(values))
+            where[doubtful] = len(values) + np.arange(len(doubtful))
+            values = pa.concat_arrays([values, again]).take(pa.array(where))
+        return values
+
+    def _columns(self, bodies: pa.BinaryArray) -> tuple[pa.StructArray, Rows]:
+        """Return the columns of messages, and the rows in which they may be other ones. Raises `BadMessage`."""
         try:
             batch = self._handler.array_to_record_batch(bodies)
         except ValueError as error:
             raise BadMessage(f"not of the Protobuf schema that it names: {error}") from None
-        return batch.to_struct_array().cast(self.type)
+        doubtful: list[Rows] = [np.empty(0, np.int64)]
+        values = columns(batch.to_struct_array(), self._message, np.arange(len(bodies)), doubtful)
+        return values, np.unique(np.concatenate(doubtful))
+
+    def _plain(self, body: bytes) -> bytes:
+        """Return the message's bytes with each field once, and none that its type does not know."""
+        from google.protobuf.message import DecodeError
+        from google.protobuf.message_factory import GetMessageClass
+
+        try:
+            message = GetMessageClass(self._message).FromString(body)
+        except DecodeError as error:
+            raise BadMessage(f"not of the Protobuf schema that it names: {error}") from None
+        message.DiscardUnknownFields()
+        return bytes(message.SerializePartialToString())
+
+
+def _handler(message: Any) -> Any:
+    """Return what reads messages of a type by its layout."""
+    from google.protobuf import descriptor_pool
+    from ptars import HandlerPool, PtarsConfig
+
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(layout(message))
+    file = pool.FindFileByName(layout(message).name)
+    config = PtarsConfig(list_value_nullable=True)
+    return HandlerPool([file], config).get_for_message(file.message_types_by_name["M0"])
 
 
 def _message_types(file: Any) -> dict[str, tuple[tuple[int, ...], Any]]:

@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ...fold.failing import RECORD
+from ...store.versions.column_types import in_backticks
 from .exchange import to_partitions
 
 
@@ -164,7 +165,7 @@ def _exchanged(frame: DataFrame, number: int) -> DataFrame:
     """The same rows behind an exchange that several branches can share."""
     tasks = frame.sparkSession.sparkContext.defaultParallelism
     # A number that says nothing, but names every column, and that no rule of the optimiser simplifies.
-    columns = [(F.col(f"`{field.name}`"), field.dataType.simpleString()) for field in frame.schema]
+    columns = [(F.col(in_backticks(field.name)), field.dataType.simpleString()) for field in frame.schema]
     # Spark hashes whatever holds no map.
     hashable = [column.cast("string") if "map<" in ddl else column for column, ddl in columns]
     named = F.max(F.hash(*hashable)).alias("_")
@@ -179,7 +180,7 @@ _ROW_BY_ROW = frozenset(
 
 def hidden(feed: DataFrame) -> DataFrame:
     """The feed as a stage's function gets it: without the records' numbers."""
-    return feed.select(*(name for name in feed.columns if name != RECORD))
+    return feed.select(*(in_backticks(name) for name in feed.columns if name != RECORD))
 
 
 def with_records(frame: DataFrame, feeds: Sequence[DataFrame]) -> DataFrame | None:
@@ -196,7 +197,7 @@ def with_records(frame: DataFrame, feeds: Sequence[DataFrame]) -> DataFrame | No
     )
     if plan is None:
         return None
-    return frame_of(plan, frame.sparkSession).select(*(f"`{name}`" for name in (*frame.columns, RECORD)))
+    return frame_of(plan, frame.sparkSession).select(*map(in_backticks, (*frame.columns, RECORD)))
 
 
 def numbered(plan: Any, spark: SparkSession, is_feed: Callable[[Any], bool], shown: Callable[[Any], Any]) -> Any:

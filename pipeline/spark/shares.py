@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from ...store.sst.key_share import SHARES, KeyShare
+from ...store.versions.column_types import in_backticks
 from .plans import children, first_column, kind
 
 _SEED = 42
@@ -19,7 +20,7 @@ _SEED = 42
 
 def of_share(frame: DataFrame, share: KeyShare) -> DataFrame:
     """The rows of a DataFrame, which has the columns, that are of the share."""
-    return frame.where(_condition(*(F.col(f"`{name}`") for name in share.columns), parts=share.parts))
+    return frame.where(_condition(*(F.col(in_backticks(name)) for name in share.columns), parts=share.parts))
 
 
 def _condition(*columns: Column, parts: int) -> Column:

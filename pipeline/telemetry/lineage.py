@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 from ... import instants
-from ...store.versions.manifest import Input, Manifest, Table, is_internal
+from ...store.sst.types import visible_columns
+from ...store.versions.manifest import Input, Manifest, Table
 from .optional import is_missing, own_version, tell_once
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class StageLineage:
 
 
 def _columns(table: Table) -> list[tuple[str, str]]:
-    return [(each.name, each.type) for each in table.columns if not is_internal(each.name)]
+    return [(each.name, each.type) for each in visible_columns(table)]
 
 
 def _offsets(start: Input | None, read: Input) -> list[dict[str, int]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...client.app import StoredApp
 from ...errors import SlackwaterError
-from ...moments.query.columns import key_of
+from ...moments.query.key_text import key_of
 from ...moments.take.audit_log import because
 from ...results.programs import replayed
 from ...results.shown import Result, encoded

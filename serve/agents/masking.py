@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import NotFound, SlackwaterError, Usage
 from ...moments.query.clauses import words
-from ...moments.query.columns import key_of
+from ...moments.query.key_text import key_of
 from ...results.report import Mask
 from ...results.values import hexadecimal, readable, shortened
 from ...store.versions.manifest import Table
@@ -68,8 +68,6 @@ class Masking:
 
     def key(self, table: str, declared: Table, text: str) -> tuple[Any, ...]:
         """The values of a key, as text or by its name. Raises `Usage` and `NotFound`."""
-        if text == r"\N":
-            return (None,)
         if (name := _NAMED.fullmatch(text)) and not text.startswith("["):
             return (self._value(name[1]),)
         values = tuple(key_of(table, declared, text))

@@ -18,8 +18,8 @@ from ...errors import Usage
 from ..objects.protocol import ObjectStore
 from ..sst.sorted_runs import newer_than
 from ..sst.ttl import may_have_expired
-from ..sst.types import EXPIRES, SEQ, arrow_schema
-from ..versions.manifest import Manifest, Sst, Table, is_internal
+from ..sst.types import EXPIRES, SEQ, visible_columns
+from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
 from .duckdb_view import alike, from_files, quoted
 from .visible_rows import Hiding
@@ -69,7 +69,7 @@ def register(
     con.register(f"{name} versions", pa.table(versions))
     con.register(f"{name} stays", pa.table(places))
     con.register(f"{name} spans", _spans(store, cache, stays, table))
-    columns = [each for each in arrow_schema((*table.key, *table.values)).names if not is_internal(each)]
+    columns = [column.name for column in visible_columns(table)]
     expires = any(may_have_expired(stay.sst, manifests[stay.last].clock_ms) for stay in stays)
     scanned = [*columns, *([EXPIRES] if expires else [])]
     shown = ", ".join(f"seen.{quoted(each)}" for each in columns)

@@ -29,8 +29,8 @@ from ...errors import Usage
 from ..objects.protocol import ObjectStore
 from ..sst.evolution import Reading
 from ..sst.ttl import may_have_expired
-from ..sst.types import EXPIRES, OP, sst_schema
-from ..versions.manifest import Manifest, Sst, Table, is_internal
+from ..sst.types import EXPIRES, OP, sst_schema, visible_columns
+from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
 from .cache_folder import Mapped
 from .decode import check_shape
@@ -71,7 +71,7 @@ def register(
     table = manifest.table
     if table is None:
         raise Usage(f"stage {manifest.stage!r} keeps no state, so there is no table to query")
-    columns = [column.name for column in table.columns if internal or not is_internal(column.name)]
+    columns = [column.name for column in (table.columns if internal else visible_columns(table))]
     if not manifest.ssts:
         con.from_arrow(sst_schema(table).empty_table().select(columns)).create_view(name)
         return frozenset()

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from ..versions.manifest import Column, Table
+from ..versions.manifest import Column, Table, is_internal
 from .arrow_types import to_arrow
 
 HASH = "_hash"
@@ -41,6 +41,11 @@ def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
     Raises `Usage` where a column's type is not one that state tables have.
     """
     return pa.schema([pa.field(column.name, to_arrow(column.type)) for column in columns])
+
+
+def visible_columns(table: Table) -> tuple[Column, ...]:
+    """Return the columns that users see, the key first: all of the key, and the values that are not internal."""
+    return (*table.key, *(column for column in table.values if not is_internal(column.name)))
 
 
 @lru_cache(maxsize=256)

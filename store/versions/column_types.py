@@ -70,6 +70,11 @@ def _parse_ddl(ddl: str) -> tuple[tuple[str, Type], ...]:
     return tuple(columns)
 
 
+def in_backticks(name: str) -> str:
+    """Return a name as Spark's SQL, DDL and `F.col` take it, whatever it is: without them a dot means a field."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 class _Tokens:
     """Reads a text from its beginning to its end; `next` is "" there. Raises `ValueError` for what is not expected."""
 

@@ -1,7 +1,7 @@
 """Names of objects under a store root. The only place that knows the layout."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
 
 from ...errors import Usage
@@ -12,9 +12,9 @@ NAME_IN_WORDS = "1 to 63 of a-z, 0-9, '_' and '-', starting with a letter or a d
 TOPIC = r"[a-zA-Z0-9._-]{1,249}"
 """Kafka's grammar of topics."""
 TOPIC_IN_WORDS = "a topic's name: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'"
-COLUMN = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,1024}"
-"""The grammar of a table's columns."""
-COLUMN_IN_WORDS = "a column's name: 1 to 1,024 characters without control characters"
+COLUMN = r"(?!\.)[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,1024}"
+"""The grammar of columns. Arrow takes a name that begins with a dot for a path."""
+COLUMN_IN_WORDS = "a column's name: 1 to 1,024 characters without control characters, the first of them no dot"
 RESERVED_COLUMNS = ("_hash", "_seq", "_op", "_prev_seq", "_expires_at", "file_index", "file_row_number")
 """What SSTs and queries call columns of their own. DuckDB does not tell capitals from small letters."""
 
@@ -51,17 +51,19 @@ def check_topic(name: str) -> str:
     return name
 
 
-def check_columns(what: str, names: Iterable[str]) -> None:
-    """Raise `Usage`, beginning with `what`, where a column's name is not usable, or two differ in capitals alone."""
+def check_columns(what: str, names: Iterable[str], reserved: Collection[str] = RESERVED_COLUMNS) -> None:
+    """Raise `Usage`, beginning with `what`, where a column's name is not usable, or two are equal but for capitals."""
     seen: dict[str, str] = {}
     for name in names:
         if not _COLUMN.fullmatch(name):
             raise Usage(f"{what}: column {name[:80]!r} is not usable: expected {COLUMN_IN_WORDS}")
-        if name.casefold() in RESERVED_COLUMNS:
+        if name.casefold() in reserved:
             raise Usage(f"{what}: a column cannot be named {name!r}, which slackwater's own columns are; rename it")
-        other = seen.setdefault(name.casefold(), name)
-        if other is not name:
-            raise Usage(f"{what}: columns {other!r} and {name!r} have one name for DuckDB; rename one of them")
+        if (other := seen.get(name.casefold())) is not None:
+            raise Usage(
+                f"{what}: columns {other!r} and {name!r} have one name for Spark and DuckDB; rename one of them"
+            )
+        seen[name.casefold()] = name
 
 
 def _in_app(path: str) -> Callable[[str], str]:

@@ -73,3 +73,66 @@ def test_it_ends_when_all_that_was_there_is_read_and_flushed_though_more_comes_i
     committed = len(reports)
     run(ledger.sent)
     assert len(reports) == committed, "nothing was left to read"
+
+
+KEY, SEQ, AMOUNT, PAID = 'the.`key` "k"', "s.e.q", "am`ount, é: <x>", "pa id"
+
+
+def named_badly(ledger: Ledger) -> sw.App:
+    app = sw.App(ledger.app)
+
+    @app.stage(reads=sw.topic(ledger.topic), writes=sw.repartition("by-key", KEY, partitions=2))
+    def entries(raw: DataFrame) -> DataFrame:
+        entry = F.from_json(F.col("value").cast("string"), "seq long, branch int, amount long").alias("e")
+        paid = F.struct(F.col("e.seq").alias("in.ner"), F.struct(F.col("e.amount").alias("b`c, d:e")).alias("<x>"))
+        return raw.select(entry).select(
+            F.col("e.branch").alias(KEY), F.col("e.seq").alias(SEQ), F.col("e.amount").alias(AMOUNT), paid.alias(PAID)
+        )
+
+    sums = {"to.tal": sw.sum(AMOUNT), "la`st": sw.last(AMOUNT, by=SEQ), "m.ean": sw.mean(AMOUNT)}
+
+    @app.stage(reads="by-key", state=sw.aggregate(**sums))
+    def added(rows: DataFrame) -> DataFrame:
+        return rows
+
+    @app.stage(reads="by-key", state=sw.upsert(by=SEQ))
+    def newest_rows(rows: DataFrame) -> DataFrame:
+        return rows
+
+    @app.stage(reads="by-key", state=sw.update(counted, state="`n.` long", order_by=SEQ))
+    def counts(rows: DataFrame) -> DataFrame:
+        return rows
+
+    return app
+
+
+def counted(rows: pa.Table, state: pa.Table) -> pa.Table:
+    counts = rows.group_by("_key", use_threads=False).aggregate([("_key", "count")])["_key_count"]
+    return pa.table({"n.": pc.add(pc.fill_null(state["n."], 0), counts)})
+
+
+def test_columns_may_have_any_name_that_a_table_takes(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    ledger = Ledger(kafka.bootstrap, tmp_path)
+    app = named_badly(ledger)
+    for _ in range(2):
+        ledger.send(300)
+        app.run(store=ledger.store, kafka=kafka.bootstrap, until_caught_up=True, max_records=200)
+    entries: dict[int, dict[int, int]] = {}
+    for entry in ledger.raw().to_pylist():
+        entries.setdefault(entry["branch"], {})[entry["seq"]] = entry["amount"]
+    last = {branch: max(some) for branch, some in entries.items()}
+    added = {row[KEY]: row for row in ledger.table("added").to_pylist()}
+    assert {key: (row["to.tal"], row["m.ean"]) for key, row in added.items()} == {
+        key: (sum(some.values()), sum(some.values()) / len(some)) for key, some in entries.items()
+    }
+    assert {key: row["la`st"] for key, row in added.items()} == {key: entries[key][seq] for key, seq in last.items()}
+    newest_rows = {row[KEY]: (row[SEQ], row[PAID]) for row in ledger.table("newest_rows").to_pylist()}
+    assert newest_rows == {
+        key: (seq, {"in.ner": seq, "<x>": {"b`c, d:e": entries[key][seq]}}) for key, seq in last.items()
+    }
+    counts = {row[KEY]: row["n."] for row in ledger.table("counts").to_pylist()}
+    assert counts == {key: len(some) for key, some in entries.items()}
+    ledger.verify(ledger.app)

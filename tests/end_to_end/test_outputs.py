@@ -10,7 +10,7 @@ import slackwater as sw
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryListener
-from slackwater.errors import NotFound, Refused, SlackwaterError
+from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.moments.take.taking import request
 from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.batch.transform import tag
@@ -155,6 +155,20 @@ def emitting(*emits: str) -> object:
             "returned 3 DataFrames; expected one, .* or one for each of these: 'a', 'b'",
         ),
         (lambda t: (t, "b"), {}, Refused, "returned str; expected a DataFrame"),
+        (
+            lambda t: (t.selectExpr("key", "1 `a.b`", "2 `A.B`"), t),
+            {},
+            Usage,
+            "'a.b' and 'A.B' have one name for Spark",
+        ),
+        (lambda t: (t.selectExpr("key", "1 `.b`"), t), {}, Usage, "the first of them no dot"),
+        (lambda t: (t.selectExpr("key", "1 `_to_0`"), t), {}, Usage, "cannot be named '_to_0'"),
+        (
+            lambda t: t.selectExpr("key", "value", "offset", "1 `Offset`"),
+            {"state": sw.upsert(by="offset"), "key": "key"},
+            Usage,
+            "'offset' and 'Offset' have one name for Spark",
+        ),
         (lambda t: {"a": t, "b": t}, {}, Refused, "returned dict; expected a DataFrame"),
         (lambda t: (t, t.select("key")), {}, NotFound, "no key column named 'value'"),
         (lambda t: (t.union(t), t), {}, Refused, "uses its stream 2 times"),

@@ -7,6 +7,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 import urllib3
+from slackwater.client.remote import Server
 from slackwater.instants import iso
 from slackwater.results import history as shown
 from slackwater.results.shown import encoded
@@ -204,3 +205,18 @@ def test_what_is_forgotten_is_in_no_answer_any_more(
     first, second = ask(then, key=["C1", "C2"]).json["rows"]
     assert first is None
     assert second["carrier"] == "C2"
+
+
+def test_a_key_is_written_as_on_the_command_line(app: FlightsApp, own: Callable[..., Ask]) -> None:
+    for carrier in (r"\N", "", "-5"):
+        app.send(Flight("N1", carrier, 7))
+    app.step_all()
+    asked = own()
+    found = asked(CARRIERS, key=[r"\N", r"\\N", "", "-5"]).json["rows"]
+    assert [each and each["carrier"] for each in found] == [None, r"\N", "", "-5"]
+    history = asked("/apps/flights/tables/carriers/history", key=r"\\N").json
+    assert [change["after"]["flights"] for change in history["changes"]] == [1]
+    with Server(asked.url) as server:
+        at = server.app("flights").at()
+        assert at.get("carriers", r"\N") == found[1]
+        assert at.get("carriers", None) is None

@@ -59,7 +59,10 @@ export const isNumber = (type) => /^(u?int|float|double|half|decimal)/.test(type
 export function keyText(columns, row) {
   const names = columns.filter((column) => column.key).map((column) => column.name);
   if (names.length > 1) return JSON.stringify(names.map((name) => row[name]));
-  return row[names[0]] == null ? "\\N" : value(row[names[0]]);
+  const key = row[names[0]];
+  if (key == null) return "\\N";
+  // A text that looks like null has one more backslash.
+  return typeof key === "string" && /^\\+N$/.test(key) ? `\\${key}` : value(key);
 }
 
 // Windows of offsets, each topic once: `flights[0] 3 to 17, [1] 5 to 9`.

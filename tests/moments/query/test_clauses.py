@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Usage
-from slackwater.moments.query.clauses import Clause, TableAt, Versions, understand
+from slackwater.moments.query.clauses import Clause, TableAt, Versions, bare, understand
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1)
 
@@ -82,3 +82,31 @@ def test_a_clause_that_is_written_otherwise_is_refused_with_how_to_write_it(sql:
     with pytest.raises(Usage) as caught:
         understand(sql)
     assert "write " in caught.value.hint
+
+
+ENDS = st.lists(
+    st.sampled_from((" ", "\n", ";", "-- ; c\n", "/* c /* ; 'n */ \" */", "--\n", "\t", "/**/")), max_size=6
+)
+INSIDE = (
+    "SELECT 1 AS a",
+    "SELECT '-- no comment' AS a /* c */ WHERE true",
+    "WITH w AS (SELECT 1 AS a -- c\n) FROM w",
+    "SELECT $$;$$ AS a",
+    "(SELECT 1 AS a)",
+)
+
+
+@given(st.sampled_from(INSIDE), ENDS, ENDS, st.sampled_from(("", "-- last", "; -- last ;", "/* last */;")))
+def test_a_statement_can_be_put_inside_another_whatever_stands_around_it(
+    sql: str, before: list[str], behind: list[str], last: str
+) -> None:
+    around = "".join(part for part in before if part != ";")
+    inner = bare(f"{around}{sql}{''.join(behind)}{last}")
+    assert inner == sql
+    with duckdb.connect() as con:
+        assert con.sql(f"SELECT count(*) FROM ({inner}) t").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize("sql", ["", ";", " -- c", "/* ; */ ;;"])
+def test_of_comments_alone_nothing_is_left(sql: str) -> None:
+    assert bare(sql) == ""

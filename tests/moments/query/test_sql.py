@@ -136,6 +136,10 @@ def test_wrong_sql_is_told_in_duckdbs_own_words_with_the_query(
         "VALUES (1);",
         "WITH w AS (FROM carriers) SELECT count(*) FROM w -- and a comment",
         "SELECT * FROM query_table('carriers')",
+        "-- first\nEXPLAIN ANALYZE FROM carriers; -- c",
+        "FROM carriers; -- c",
+        "FROM carriers /* c /* n */ */ ; ;",
+        "WITH w AS (FROM carriers -- c\n) FROM w; -- c;",
     ],
 )
 def test_whatever_reads_may_run(app: FlightsApp, cache: SstCache, sql: str) -> None:

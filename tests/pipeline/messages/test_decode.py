@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 import pyarrow as pa
 import pytest
 import slackwater as sw
 from confluent_kafka import Producer
+from google.protobuf.message_factory import GetMessageClass
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -17,7 +20,9 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.messages.decode import reading
+from slackwater.pipeline.messages.protobuf import _compiled
 from slackwater.pipeline.messages.registry import forget_latest
+from slackwater.pipeline.messages.schema import Schema
 from slackwater.pipeline.reject.blame import blamed
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
@@ -89,8 +94,19 @@ def test_a_message_that_is_none_stops_with_its_address_or_is_null(registry: Embe
         "the message at topic 'orders', partition 3, offset 41 cannot be decoded",
     )
     assert error.sentence.startswith("stage 'orders': the message at topic 'orders', partition 3, offset 41 cannot be")
-    lenient = sw.decode(messages.value, registry=registry.url, subject="payments-value", mode="PERMISSIVE")
+    lenient = sw.decode(messages.value, registry=registry.url, subject="payments-value", mode="permissive")
     assert [row[0] and row[0].customer for row in messages.select(lenient).collect()] == ["ann", None]
+    saying = sw.decode("value", registry=registry.url, subject="payments-value", mode="PERMISSIVE", reason="_why")
+    said = messages.union(topic(None)).select(saying.alias("o")).select("o.*").collect()
+    assert [tuple(row) for row in said] == [
+        (1, "ann", None),
+        (
+            None,
+            None,
+            "no magic byte 0 and schema id before it (it begins with 7b 22 6e 75 6d 62 65 72)",
+        ),
+        (None, None, None),
+    ]
 
 
 @pytest.mark.kafka
@@ -133,6 +149,37 @@ def test_what_cannot_be_meant_is_said_before_anything_runs(registry: EmbeddedReg
     with pytest.raises(Usage, match="has credentials in it") as caught:
         sw.decode("value", registry="http://me:hush@localhost:1", subject="s")
     assert "hush" not in str(caught.value)
+    registry.register("modes-value", ORDER)
+    modes: list[tuple[dict[str, Any], str]] = [
+        ({"mode": "DROPMALFORMED"}, "neither FAILFAST nor PERMISSIVE"),
+        ({"reason": "_why"}, "needs mode='PERMISSIVE'"),
+        ({"mode": "permissive", "reason": "Customer"}, "is a field of the schema already"),
+    ]
+    for words, why in modes:
+        with pytest.raises(Usage, match=why):
+            sw.decode("value", registry=registry.url, subject="modes-value", **words)
+
+
+@pytest.mark.parametrize("mode", ["FAILFAST", "PERMISSIVE"])
+def test_unsigned_numbers_and_oneofs_of_protobuf_are_what_google_reads(registry: EmbeddedRegistry, mode: Any) -> None:
+    text = """syntax = "proto3"; package ln; message Chan {
+      string name = 1; uint64 chan_id = 2; uint32 port = 3; oneof pay { string card = 4; int64 cash = 5; }
+      map<string, int64> tags = 6; message Empty {} Empty gone = 7; }"""
+    number = registry.register("chans-value", text, kind="PROTOBUF")
+    forget_latest()
+    google = GetMessageClass(_compiled(Schema("PROTOBUF", text)).message_types_by_name["Chan"])
+    large = google(name="large", chan_id=18114587244887524324, port=4294967295).SerializeToString()
+    twice = (
+        google(name="twice", card="x", tags={"k": 1}).SerializeToString()
+        + google(cash=5, tags={"k": 2}).SerializeToString()
+    )
+    head = b"\0" + number.to_bytes(4, "big") + b"\0"
+    column = sw.decode("value", registry=registry.url, subject="chans-value", mode=mode)
+    rows = topic(head + large, head + twice).select(column.alias("o")).select("o.*").drop("gone").collect()
+    assert [tuple(row) for row in rows] == [
+        ("large", Decimal(18114587244887524324), 4294967295, None, None, {}),
+        ("twice", Decimal(0), 0, None, 5, {"k": 2}),
+    ]
 
 
 def test_what_a_sink_publishes_as_avro_is_read_and_columns_that_do_not_fit_are_refused(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import struct
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -12,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused
 from slackwater.pipeline.messages.avro import AvroReader
-from slackwater.pipeline.messages.decode import open_reader, read_batch
+from slackwater.pipeline.messages.decode import open_reader, read_batch, reasoned, with_reason
 from slackwater.pipeline.messages.schema import BadMessage, Schema
 
 from tests.models.profiles import scaled
@@ -215,7 +218,7 @@ def test_a_union_is_read_as_another_by_its_branches() -> None:
     values, bad = read_batch(messages, open_reader(avro(schema(["null", "string"]))), "AVRO", known)
     assert [value and value["who"] for value in values.to_pylist()] == [None, "x", None, "y", None, None]
     assert [one.row for one in bad] == [0, 5]
-    assert bad[1].why == "schema id 4: what is written as int32 is not read as string"
+    assert bad[1].why == "schema id 4: what is written as int is in no branch of a union of null, string"
 
 
 def test_a_record_that_may_be_null_has_a_union() -> None:
@@ -294,7 +297,18 @@ def test_json_is_typed_by_its_schema_and_each_message_is_one_value() -> None:
         (Schema("AVRO", json.dumps(record("Tree", {"name": "left", "type": ["null", "Tree"]}))), "contains itself"),
         (Schema("AVRO", "{"), "no JSON"),
         (Schema("AVRO", '{"type": "rekord"}'), "no columns"),
+        (Schema("AVRO", json.dumps(record("Empty"))), "has no fields"),
+        (Schema("AVRO", json.dumps({"type": "array", "items": "null"})), "items without bytes"),
+        (Schema("AVRO", json.dumps(["int", ["string"]])), "is one of a union's"),
+        (Schema("AVRO", json.dumps({"type": "record", "name": "W"})), "lacks one"),
+        (Schema("AVRO", '{"type": "bytes", "logicalType": "decimal", "precision": 39}'), "Spark has at most 38"),
         (Schema("PROTOBUF", "message {"), "protoc does not take"),
+        (Schema("PROTOBUF", 'syntax = "proto3"; message A { repeated A a = 1; }'), "contains itself"),
+        (
+            Schema("PROTOBUF", 'syntax = "proto2"; message A { optional group G = 1 { optional int32 z = 1; } }'),
+            "is a group",
+        ),
+        (Schema("PROTOBUF", 'syntax = "proto3"; message A { map<string, A> a = 1; }'), "contains itself"),
         (Schema("JSON", '{"type": "object"}'), "without properties"),
         (Schema("JSON", '{"properties": {"a": {"$ref": "#"}}}'), "contains itself"),
         (Schema("THRIFT", ""), "THRIFT are not read"),
@@ -303,3 +317,178 @@ def test_json_is_typed_by_its_schema_and_each_message_is_one_value() -> None:
 def test_a_schema_without_columns_is_refused_in_a_sentence(schema: Schema, why: str) -> None:
     with pytest.raises(Refused, match=why):
         open_reader(schema)
+
+
+def decoded(writer: Any, reader: Any, body: bytes) -> dict[str, Any]:
+    """What a message of a writer's Avro schema is by a reader's, with times as Arrow has them; or why it is bad."""
+    messages, known = pa.array([b"\0\0\0\0\x01" + body], pa.binary()), Known({1: avro(writer)})
+    values, bad = read_batch(messages, open_reader(avro(reader)), "AVRO", known)
+    return {"bad": bad[0].why.removeprefix("schema id 1: ")} if bad else values.to_pylist()[0]
+
+
+def enum(*symbols: str, **more: Any) -> dict[str, Any]:
+    return {"type": "enum", "name": "Kind", "symbols": list(symbols), **more}
+
+
+def test_a_symbol_that_the_readers_enum_does_not_have_is_its_default() -> None:
+    writer = record("W", {"name": "k", "type": enum("UNKNOWN", "CAT", default="UNKNOWN")})
+    for kind in (lambda one: one, lambda one: ["null", one], lambda one: ["long", "null", one]):
+        read = record("W", {"name": "k", "type": kind(enum("DOG", "UNKNOWN", default="UNKNOWN"))})
+        found = decoded(writer, read, b"\x02")["k"]
+        assert found == ({"member0": None, "member1": "UNKNOWN"} if isinstance(found, dict) else "UNKNOWN")
+    assert decoded(writer, record("W", {"name": "k", "type": enum("DOG", "UNKNOWN")}), b"\x02") == {
+        "bad": "'CAT' is no symbol of enum Kind, which has no default"
+    }
+    assert decoded(writer, record("W", {"name": "k", "type": "string"}), b"\x02") == {
+        "bad": "what is written as enum Kind is not read as string"
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "value"),
+    [
+        (
+            {"type": "long", "logicalType": "timestamp-nanos"},
+            1700000000123456789,
+            datetime(2023, 11, 14, 22, 13, 20, 123456, UTC),
+        ),
+        ({"type": "long", "logicalType": "timestamp-nanos"}, -1, datetime(1969, 12, 31, 23, 59, 59, 999999, UTC)),
+        ({"type": "long", "logicalType": "timestamp-millis"}, 5, datetime(1970, 1, 1, 0, 0, 0, 5000, UTC)),
+        ({"type": "long", "logicalType": "timestamp-micros"}, 5, datetime(1970, 1, 1, 0, 0, 0, 5, UTC)),
+        ({"type": "long", "logicalType": "local-timestamp-nanos"}, 5000, datetime(1970, 1, 1, 0, 0, 0, 5)),  # noqa: DTZ001  local
+        ({"type": "long", "logicalType": "local-timestamp-millis"}, 5, datetime(1970, 1, 1, 0, 0, 0, 5000)),  # noqa: DTZ001  local
+        ({"type": "int", "logicalType": "date"}, 19675, date(2023, 11, 14)),
+        ({"type": "int", "logicalType": "time-millis"}, 7, 7),
+        ({"type": "long", "logicalType": "time-micros"}, 7, 7),
+        (
+            {"type": "string", "logicalType": "uuid"},
+            "00000000-0000-0000-0000-000000000001",
+            "00000000-0000-0000-0000-000000000001",
+        ),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}, "\u00ff\u0085", Decimal("-1.23")),
+        (
+            {"type": "fixed", "name": "D", "size": 2, "logicalType": "decimal", "precision": 4, "scale": 2},
+            "\u00ff\u0085",
+            Decimal("-1.23"),
+        ),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 4}, "\u00ff", b"\xff"),
+        ({"type": "fixed", "name": "F", "size": 2}, "\u00ffA", b"\xffA"),
+        (enum("LOW", "HIGH"), "HIGH", "HIGH"),
+        (
+            record(
+                "Box",
+                {"name": "a", "type": "int", "default": 3},
+                {"name": "b", "type": ["string", "null"], "default": "b"},
+            ),
+            {},
+            {"a": 3, "b": "b"},
+        ),
+        ({"type": "map", "values": "double"}, {"k": 1}, [("k", 1.0)]),
+        (
+            {"type": "array", "items": {"type": "long", "logicalType": "timestamp-millis"}},
+            [5],
+            [datetime(1970, 1, 1, 0, 0, 0, 5000, UTC)],
+        ),
+        ("float", "NaN", None),
+    ],
+)
+def test_a_field_that_the_writer_does_not_know_has_its_default(kind: Any, default: Any, value: Any) -> None:
+    writer = record("W", {"name": "n", "type": "int"})
+    found = decoded(writer, record("W", {"name": "d", "type": kind, "default": default}), b"\x02")["d"]
+    assert found == value if value is not None else math.isnan(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "default"),
+    [
+        ("int", "1"),
+        ("int", 1 << 31),
+        ("boolean", 1),
+        (enum("A"), "B"),
+        ({"type": "fixed", "name": "F", "size": 2}, "A"),
+        ("string", None),
+    ],
+)
+def test_a_default_that_is_none_of_its_type_is_said(kind: Any, default: Any) -> None:
+    writer = record("W", {"name": "n", "type": "int"})
+    why = decoded(writer, record("W", {"name": "d", "type": kind, "default": default}), b"\x02")["bad"]
+    assert why.startswith("the default of the reader's field 'd' is none of its type")
+
+
+def test_unions_of_records_enums_and_fixed_are_structs_with_a_field_for_each() -> None:
+    paid, sent = record("Paid", {"name": "by", "type": "string"}), record("Sent", {"name": "by", "type": "string"})
+    fixed = {"type": "fixed", "name": "Id", "size": 2}
+    schema = record("Event", {"name": "of", "type": ["null", paid, sent, enum("A", "B"), fixed]})
+    bodies = {
+        b"\x00": None,
+        b"\x02\x02x": (0, {"by": "x"}),
+        b"\x04\x02x": (1, {"by": "x"}),
+        b"\x06\x02": (2, "B"),
+        b"\x08ab": (3, b"ab"),
+    }
+    for body, value in bodies.items():
+        found = decoded(schema, schema, body)["of"]
+        assert (found and next((n, v) for n, v in enumerate(found.values()) if v is not None)) == value
+    # A branch is found by its name, or by an alias of it, wherever it stands.
+    renamed = record("Event", {"name": "of", "type": [{**sent, "name": "Shipped", "aliases": ["Sent"]}, "null", paid]})
+    assert decoded(schema, renamed, b"\x04\x02x")["of"] == {"member0": {"by": "x"}, "member1": None}
+    assert decoded(schema, renamed, b"\x02\x02x")["of"] == {"member0": None, "member1": {"by": "x"}}
+    assert "for which the reader has none" in decoded(schema, renamed, b"\x06\x02")["bad"]
+
+
+def test_newer_messages_are_read_by_an_older_schema_where_nothing_is_lost() -> None:
+    writer = record("W", {"name": "a", "type": ["null", "long"]}, {"name": "b", "type": "double"})
+    read = record("W", {"name": "a", "type": "int"}, {"name": "b", "type": "float"}, {"name": "gone", "type": "string"})
+    assert decoded(writer, read, b"\x02\x0a" + struct.pack("<d", 0.5)) == {"a": 5, "b": 0.5, "gone": None}
+    assert decoded(writer, read, b"\x00" + struct.pack("<d", math.inf))["a"] is None
+    assert decoded(writer, read, b"\x00" + struct.pack("<d", 0.1)) == {"bad": "a double that is no float"}
+    assert "not in range" in decoded(writer, read, b"\x02\xfe\xff\xff\xff\x1f" + struct.pack("<d", 0.5))["bad"]
+
+
+PARTS = """syntax = "proto2"; package p;
+import "google/protobuf/timestamp.proto"; import "google/protobuf/duration.proto";
+message M {
+  enum E { B = 2; A = 1; } optional E e = 1; repeated E es = 2; optional uint32 u = 3; optional fixed64 f = 4;
+  required int32 must = 6; optional google.protobuf.Timestamp at = 7;
+  enum Z { ZERO = 0; TWO = 2; } map<int32, Z> of = 8; optional google.protobuf.Duration took = 9;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"\x08\x07\x10\x01\x10\x07\x10\x02", {"e": None, "es": ["A", "B"]}),  # closed: 7 is none of the field's
+        (b"\x18\xff\xff\xff\xff\x0f\x21" + b"\xff" * 8, {"u": (1 << 32) - 1, "f": Decimal((1 << 64) - 1)}),
+        (b"\x3a\x02\x08\x05\x3a\x03\x10\xd8\x36", {"at": datetime(1970, 1, 1, 0, 0, 5, 7, UTC)}),  # in two parts
+        (b"\x42\x04\x08\x01\x10\x00\x42\x04\x08\x01\x10\x02", {"of": [(1, "TWO")]}),
+        (b"\x4a\x0d\x08\xfd" + b"\xff" * 8 + b"\x01\x10\x00", {"took": timedelta(seconds=-3)}),
+    ],
+)
+def test_protobuf_of_the_second_version_is_what_google_reads(body: bytes, expected: dict[str, Any]) -> None:
+    schema = Schema("PROTOBUF", PARTS)
+    values, bad = read_batch(pa.array([b"\0\0\0\0\x01\0" + body]), open_reader(schema), "PROTOBUF", Known({1: schema}))
+    assert bad == ()
+    (found,) = values.to_pylist()
+    empty = {"e": None, "es": [], "u": None, "f": None, "must": None, "at": None, "of": [], "took": None}
+    assert found == empty | expected
+
+
+def test_a_time_beyond_what_a_column_holds_makes_a_bad_message() -> None:
+    schema = Schema("PROTOBUF", PARTS)
+    far = b"\x3a\x0a\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f"
+    values, bad = read_batch(pa.array([b"\0\0\0\0\x01\0" + far]), open_reader(schema), "PROTOBUF", Known({1: schema}))
+    assert values.to_pylist() == [None]
+    assert "beyond what a column of microseconds holds" in bad[0].why
+
+
+def test_a_reason_is_a_field_of_bad_messages_alone() -> None:
+    good = encoded(ORDER, 1, number=1, customer="ann")
+    messages = pa.array([good, good[:-1], None, good], pa.binary())
+    reader = open_reader(avro(ORDER))
+    values, bad = read_batch(messages, reader, "AVRO", Known({1: avro(ORDER)}))
+    said = reasoned(values, bad, "_why")
+    assert said.type == with_reason(reader.type, "_why")
+    ann = {"number": 1, "customer": "ann", "_why": None}
+    why = "schema id 1: not of the Avro schema that it names"
+    assert said.to_pylist() == [ann, {"number": None, "customer": None, "_why": why}, None, ann]
+    assert reasoned(values, bad, "") is values

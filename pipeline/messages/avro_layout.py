@@ -1,0 +1,166 @@
+"""Layouts: the schema under which arrow-rs reads the messages of a writer's schema, and the Arrow type that it gives.
+
+The bytes are the same, and what arrow-rs cannot read is said otherwise. Names and symbols are plain ones. Logical types
+but decimals are left out. Fields of no bytes (null, records of nothing) are left out, and a union of one branch is a
+record with the branch's number. See the specification of Avro 1.12, "Binary encoding".
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+
+from ...errors import Refused
+from .avro_schema import MAX_DIGITS, Node, branches
+
+BRANCH, VALUE = "branch", "value"
+"""The fields of the record that stands for a union of one branch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What arrow-rs is told of a value."""
+
+    avro: Any
+    """The schema, as JSON."""
+    field: pa.Field
+    """What comes back. Within unions DataFusion wants it with the metadata that arrow-rs gives it."""
+
+
+def has_bytes(node: Node) -> bool:
+    """Return whether values of a schema take any bytes."""
+    if node["type"] == "record":
+        return any(has_bytes(field["type"]) for field in node["fields"])
+    return node["type"] != "null" and not (node["type"] == "fixed" and node["size"] == 0)
+
+
+def as_numbered(node: Node) -> bool:
+    """Return whether a union is laid out as a record: it has one branch, or branches without bytes alone."""
+    choices = node["branches"]
+    return len(choices) == 1 or not any(map(has_bytes, choices))
+
+
+def as_nullable(node: Node) -> bool:
+    """Return whether a union is laid out as a value that may be null."""
+    return not as_numbered(node) and len(node["branches"]) == 2 and len(branches(node)) == 1
+
+
+def layout(node: Node, null: pa.Field) -> Layout | None:
+    """Return the layout of a schema, None where its values have no bytes.
+
+    Args:
+        node: The writer's schema.
+        null: The field that stands for null within a union: pyarrow has it, but cannot make it.
+
+    Raises:
+        Refused: arrow-rs cannot read it: items without bytes, or a branch without bytes that is not null.
+    """
+    return _layout(node, VALUE, null, count())
+
+
+def _layout(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layout | None:
+    if not has_bytes(node):
+        return None
+
+    def of(type_name: str, kind: pa.DataType, **more: Any) -> Layout:
+        return Layout({"type": type_name, **more} if more else type_name, pa.field(name, kind, nullable=False))
+
+    match kind := node["type"]:
+        case "record":
+            parts = [_layout(field["type"], f"f{n}", null, numbers) for n, field in enumerate(node["fields"])]
+            return _record(name, [part for part in parts if part is not None], numbers)
+        case "enum":
+            symbols = [f"s{n}" for n in range(len(node["symbols"]))]
+            more = {"avro.enum.symbols": json.dumps(symbols, separators=(",", ":"))}
+            read_as = pa.dictionary(pa.int32(), pa.string())
+            return _of_name({"type": "enum", "symbols": symbols}, name, read_as, numbers, more)
+        case "fixed" if _is_decimal(node):
+            avro, read_as, more = _decimal(node)
+            return _of_name({**avro, "size": node["size"]}, name, read_as, numbers, more)
+        case "fixed":
+            return _of_name({"type": "fixed", "size": node["size"]}, name, pa.binary(node["size"]), numbers)
+        case "array":
+            items = _items(node["items"], "item", null, numbers)
+            return of("array", pa.list_(items.field), items=items.avro)
+        case "map":
+            values = _items(node["values"], "value", null, numbers)
+            return of("map", pa.map_(pa.string(), values.field), values=values.avro)
+        case "union":
+            return _union(node, name, null, numbers)
+        case "bytes" if _is_decimal(node):
+            avro, read_as, more = _decimal(node)
+            return Layout(avro, pa.field(name, read_as, nullable=False, metadata=more))
+    return of(kind, _PRIMITIVES[kind])
+
+
+_PRIMITIVES = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+
+
+def _is_decimal(node: Node) -> bool:
+    return node.get("logicalType") == "decimal" and node["precision"] <= MAX_DIGITS
+
+
+def _decimal(node: Node) -> tuple[dict[str, Any], pa.DataType, dict[str, str]]:
+    """Return the schema, the type, and what arrow-rs has in the metadata of decimals."""
+    digits = {key: node[key] for key in ("precision", "scale")}
+    metadata = {key: str(number) for key, number in digits.items()}
+    return {"type": node["type"], "logicalType": "decimal", **digits}, pa.decimal128(**digits), metadata
+
+
+def _items(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layout:
+    items = _layout(node, name, null, numbers)
+    if items is None:
+        raise Refused("an Avro array or map of items without bytes, such as null, is not read")
+    return items
+
+
+def _union(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layout:
+    choices = node["branches"]
+    if as_numbered(node):
+        value = _layout(choices[0], VALUE, null, numbers)
+        branch = Layout("int", pa.field(BRANCH, pa.int32(), nullable=False))
+        return _record(name, [branch, *([value] if value else [])], numbers)
+    if as_nullable(node):
+        value = _items(branches(node)[0], name, null, numbers)
+        return Layout(
+            ["null" if choice["type"] == "null" else value.avro for choice in choices], value.field.with_nullable(True)
+        )
+    parts = []
+    for choice in choices:
+        part = Layout("null", null) if choice["type"] == "null" else _layout(choice, "", null, numbers)
+        if part is None:
+            raise Refused("an Avro union with a branch without bytes that is not null is not read")
+        avro = {"type": part.avro} if isinstance(part.avro, str) else part.avro
+        own = avro.get("name") or avro.get("logicalType") or avro["type"]
+        parts.append(Layout(part.avro, part.field if own == "null" else part.field.with_name(own)))
+    union = pa.dense_union([part.field for part in parts], list(range(len(parts))))
+    return Layout(
+        [part.avro for part in parts], pa.field(name, union, nullable=any(c["type"] == "null" for c in choices))
+    )
+
+
+def _record(name: str, parts: list[Layout], numbers: count[int]) -> Layout:
+    fields = [{"name": part.field.name, "type": part.avro} for part in parts]
+    return _of_name({"type": "record", "fields": fields}, name, pa.struct([part.field for part in parts]), numbers)
+
+
+def _of_name(
+    avro: dict[str, Any], name: str, kind: pa.DataType, numbers: count[int], more: dict[str, str] | None = None
+) -> Layout:
+    """Return the layout of a named type, under a name of its own."""
+    own = f"t{next(numbers)}"
+    return Layout(
+        {**avro, "name": own}, pa.field(name, kind, nullable=False, metadata={"avro.name": own, **(more or {})})
+    )

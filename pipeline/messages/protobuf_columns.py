@@ -1,0 +1,221 @@
+"""Columns of a Protobuf message type, and the simpler type with the same bytes by which ptars reads its messages.
+
+In that type every field is optional, so that what is on the wire is told from what is not; enums are numbers, maps are
+lists of entries, and well-known types are messages like all others. What these mean is made of whole Arrow arrays here,
+by Protobuf's rules: https://protobuf.dev/programming-guides/encoding/
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import Refused
+from .schema import BadMessage, last_of_each_key
+
+Rows = npt.NDArray[np.int64]
+_PACKAGE = "slackwater_layout"
+_TIMESTAMP, _DURATION = "google.protobuf.Timestamp", "google.protobuf.Duration"
+_WRAPPERS = tuple(
+    f"google.protobuf.{kind}Value"
+    for kind in ("Bool", "Bytes", "Double", "Float", "Int32", "Int64", "String", "UInt32", "UInt64")
+)
+_MICROS, _NANOS = 1_000_000, 1_000
+_MOST_SECONDS = (1 << 63) // _MICROS - 4
+"""With nanoseconds of 32 bits, which are at most three seconds more."""
+_UNSIGNED_64 = pa.decimal128(20, 0)
+"""The smallest type of Spark's that holds all of them."""
+
+
+def column_type(message: Any, within: tuple[str, ...] = ()) -> pa.StructType:
+    """Return the Arrow type of a message type's columns. Raises `Refused` where it contains itself, or a group."""
+    if message.full_name in within:
+        raise Refused(
+            f"the Protobuf message {message.full_name} contains itself, so it has no columns",
+            hint="decode it in a function of your own",
+        )
+    for field in message.fields:
+        if field.type == field.TYPE_GROUP:
+            raise Refused(
+                f"the Protobuf field {field.full_name} is a group, which is not read",
+                hint="decode it in a function of your own",
+            )
+    return pa.struct([pa.field(field.name, _type(field, (*within, message.full_name))) for field in message.fields])
+
+
+def layout(message: Any) -> Any:
+    """Return a file that describes the type of the same bytes as its first message, as a `FileDescriptorProto`."""
+    from google.protobuf import descriptor_pb2
+
+    file = descriptor_pb2.FileDescriptorProto(name=f"{_PACKAGE}.proto", package=_PACKAGE, syntax="proto2")
+    names: dict[str, str] = {}
+
+    def add(kind: Any) -> str:
+        if kind.full_name in names:
+            return names[kind.full_name]
+        name = names[kind.full_name] = f"M{len(names)}"
+        made = file.message_type.add(name=name)
+        for field in kind.fields:
+            own = made.field.add(name=f"f{field.number}", number=field.number, type=field.type)
+            own.label = own.LABEL_REPEATED if field.is_repeated else own.LABEL_OPTIONAL
+            if field.message_type is not None:
+                own.type_name = f".{_PACKAGE}.{add(field.message_type)}"
+            if field.enum_type is not None:
+                own.type = own.TYPE_INT32
+        return name
+
+    add(message)
+    return file
+
+
+def columns(values: pa.StructArray, message: Any, rows: Rows, doubtful: list[Rows]) -> pa.StructArray:
+    """Return messages as ptars has read them by their layout as columns of `column_type`.
+
+    Args:
+        values: The messages.
+        message: Their type.
+        rows: Of each, the row of the batch that it is in.
+        doubtful: Gets the rows in which the order on the wire decides, or what is not to be read: several fields of a
+            oneof, numbers of no enum where it is closed, entries without a message.
+
+    Raises:
+        BadMessage: A time is beyond what a column holds.
+    """
+    present = values.is_valid()
+    if values.null_count:
+        rows = rows.copy()
+    children = {field.name: child for field, child in zip(values.type, values.flatten(), strict=True)}
+    for oneof in message.oneofs:
+        # By ptars all that are on the wire are set.
+        num_set = np.zeros(len(values), np.int64)
+        for field in oneof.fields:
+            num_set += np.asarray(children[f"f{field.number}"].is_valid())
+        doubtful.append(rows[num_set > 1])
+    made = [_column(children[f"f{field.number}"], field, rows, doubtful) for field in message.fields]
+    if not made:
+        return pa.StructArray.from_arrays([], fields=[]) if not len(values) else _empty(present)
+    mask = pc.invert(present) if values.null_count else None
+    fields = [pa.field(field.name, column.type) for field, column in zip(message.fields, made, strict=True)]
+    return pa.StructArray.from_arrays(made, fields=fields, mask=mask)
+
+
+def _empty(present: pa.BooleanArray) -> pa.StructArray:
+    """Return structs without fields, null where nothing is present."""
+    return pa.array([{} if there else None for there in present.to_pylist()], pa.struct([]))
+
+
+def _type(field: Any, within: tuple[str, ...]) -> pa.DataType:
+    message = field.message_type
+    if message is not None and message.GetOptions().map_entry:
+        key, value = message.fields
+        return pa.map_(_single_type(key, within), _single_type(value, within))
+    kind = _single_type(field, within)
+    return pa.list_(kind) if field.is_repeated else kind
+
+
+def _single_type(field: Any, within: tuple[str, ...]) -> pa.DataType:
+    if field.enum_type is not None:
+        return pa.string()
+    message = field.message_type
+    if message is None:
+        return _scalar_type(field)
+    if message.full_name == _TIMESTAMP:
+        return pa.timestamp("us", "UTC")
+    if message.full_name == _DURATION:
+        return pa.duration("us")
+    if message.full_name in _WRAPPERS:
+        return _scalar_type(message.fields[0])
+    return column_type(message, within)
+
+
+def _scalar_type(field: Any) -> pa.DataType:
+    match field.cpp_type:
+        case field.CPPTYPE_INT32:
+            return pa.int32()
+        # Spark has no unsigned integers.
+        case field.CPPTYPE_INT64 | field.CPPTYPE_UINT32:
+            return pa.int64()
+        case field.CPPTYPE_UINT64:
+            return _UNSIGNED_64
+        case field.CPPTYPE_BOOL:
+            return pa.bool_()
+        case field.CPPTYPE_FLOAT:
+            return pa.float32()
+        case field.CPPTYPE_DOUBLE:
+            return pa.float64()
+    return pa.binary() if field.type == field.TYPE_BYTES else pa.string()
+
+
+def _column(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows]) -> pa.Array:
+    if not field.is_repeated:
+        return _single(values, field, rows, doubtful, fill=not field.has_presence)
+    offsets, items = np.asarray(values.offsets), values.flatten()
+    sizes = np.asarray(pc.fill_null(values.value_lengths(), 0)).astype(np.int64)
+    offsets = pa.array(np.concatenate(([0], np.cumsum(sizes))), pa.int32())
+    inside = np.repeat(rows, sizes)
+    message = field.message_type
+    if message is None or not message.GetOptions().map_entry:
+        items = _single(items, field, inside, doubtful, fill=False)
+        return pa.ListArray.from_arrays(offsets, items, type=pa.list_(items.type))
+    key, value = message.fields
+    entries = {child.name: column for child, column in zip(items.type, items.flatten(), strict=True)}
+    keys = _single(entries["f1"], key, inside, doubtful, fill=True)
+    if value.message_type is not None:
+        doubtful.append(inside[np.asarray(entries["f2"].is_null())])
+    found = _single(entries["f2"], value, inside, doubtful, fill=True)
+    return last_of_each_key(pa.MapArray.from_arrays(offsets, keys, found, type=pa.map_(keys.type, found.type)))
+
+
+def _single(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows], *, fill: bool) -> pa.Array:
+    """Return the values of a field, or of the elements of a repeated one; null gives the default if `fill` is set."""
+    message = field.message_type
+    if message is not None:
+        if message.full_name in (_TIMESTAMP, _DURATION):
+            return _instants(values, message.full_name)
+        if message.full_name in _WRAPPERS:
+            inner = _scalars(values.flatten()[0], message.fields[0], fill=True)
+            return pc.if_else(values.is_valid(), inner, None) if values.null_count else inner
+        return columns(values, message, rows, doubtful)
+    if field.enum_type is None:
+        return _scalars(values, field, fill=fill)
+    return _symbols(values, field, rows, doubtful, fill=fill)
+
+
+def _scalars(values: pa.Array, field: Any, *, fill: bool) -> pa.Array:
+    kind = _scalar_type(field)
+    if fill and values.null_count:
+        zero = {pa.string(): "", pa.binary(): b"", pa.bool_(): False}.get(kind, 0)
+        values = pc.fill_null(values, pa.scalar(zero, values.type))
+    return values if values.type == kind else values.cast(kind)
+
+
+def _symbols(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows], *, fill: bool) -> pa.Array:
+    enum = field.enum_type
+    if fill and values.null_count:
+        values = pc.fill_null(values, enum.values[0].number)
+    names: dict[int, str] = {}
+    for symbol in enum.values:
+        names.setdefault(symbol.number, symbol.name)
+    at = pc.index_in(values, value_set=pa.array(names, values.type))
+    symbols = pa.array(list(names.values()), pa.string()).take(at)
+    unknown = pc.and_(at.is_null(), values.is_valid())
+    if not pc.any(unknown).as_py():
+        return symbols
+    if enum.is_closed:
+        doubtful.append(rows[np.asarray(unknown)])
+    return pc.if_else(unknown, values.cast(pa.string()), symbols)
+
+
+def _instants(values: pa.StructArray, name: str) -> pa.Array:
+    present = values.is_valid()
+    seconds, nanos = (np.asarray(pc.fill_null(part, 0)).astype(np.int64) for part in values.flatten())
+    if ((seconds > _MOST_SECONDS) | (seconds < -_MOST_SECONDS)).any():
+        raise BadMessage(f"a {name} is beyond what a column of microseconds holds")
+    # A duration's parts have one sign; what is finer than microseconds is cut off towards zero, as Protobuf does it.
+    micros = nanos // _NANOS if name == _TIMESTAMP else np.sign(nanos) * (np.abs(nanos) // _NANOS)
+    kind = pa.timestamp("us", "UTC") if name == _TIMESTAMP else pa.duration("us")
+    return pa.array(seconds * _MICROS + micros, mask=~np.asarray(present)).cast(kind)
