@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,8 @@ from .stage_replay import StageReplay
 
 Place = tuple[int, int, int]
 """A commit's place on the app's line."""
-_TOPIC = ["topic", *ADDRESS]
+_KEY = ["topic", "partition", "offset", "row"]
+"""Of the table of rejected records."""
 
 
 @dataclass(eq=False)
@@ -143,7 +144,7 @@ class Batch:
                 [stored.no_rows(values=True), *(stored.stored(each, SEQ, seq, seq, values=True) for each in new)]
             )
             numbers = np.full(rows.num_rows, -1, np.int64)
-            mine, records = pairs(rows.select(_TOPIC).rename_columns(["_topic", *ADDRESS]), self._addresses)
+            mine, records = pairs(rows.select(_KEY).rename_columns(["_topic", *ADDRESS]), self._addresses)
             numbers[mine] = records
             found[name] = rows, numbers
         return found
@@ -164,9 +165,10 @@ class Batch:
             old = before.side_tables.get(name) or SideTable(after.side_tables[name].table)
             made[name] = replace(old, table=after.side_tables[name].table)
             if there.any():
-                where = {"app": after.app, "stage": after.stage, "table": made[name].table, "partition": 0}
-                some = completed(rows.filter(pa.array(there)), sst_schema(made[name].table))
-                new = sst.write(program.scratch, None, **where, rows=some)
+                table = made[name].table
+                some = completed(rows.filter(pa.array(there)), sst_schema(table))
+                write = partial(sst.write, program.scratch, None, app=after.app, stage=after.stage)
+                new = write(table=table, partition=0, rows=some)
                 made[name] = replace(made[name], ssts=(*old.ssts, replace(new, root=program.scratch.url)))
         return made
 
@@ -199,8 +201,10 @@ class Batches:
         if part.sender is not None:
             return part.sender
         if not part.version:
-            records = "records that were rejected before, and were retried with this batch"
-            raise CannotProve(f"{part.batch!r} read {records}: which batch sent them is not known any more")
+            raise CannotProve(
+                f"{part.batch!r} read records that had been rejected, and were retried: which batch sent them is not "
+                "known any more"
+            )
         app = part.batch.replay.after.app
         sender = self.of(history.read(self.program.store, app, part.upstream, part.version))
         replay = sender.of_output(part.name)
