@@ -179,6 +179,7 @@ class Batches:
 
     program: LoadedProgram
     known: dict[tuple[str, int], Batch] = field(default_factory=dict)
+    _places: dict[tuple[str, int], frozenset[Place]] = field(default_factory=dict)
 
     def of(self, after: Manifest) -> Batch:
         """The batch that committed a version. Raises as `StageReplay.of`, and as reading its records."""
@@ -231,11 +232,15 @@ class Batches:
 
         Parts that are made of records of the same such commits, or of interleaving ones, are together.
         """
+        if len(parts) == 1:
+            return [list(parts)]
         if len({(part.batch, part.name) for part in parts}) == 1 and all(part.version for part in parts):
             # Versions of one channel are read in their order.
             return [[part] for part in sorted(parts, key=lambda part: part.version)]
-        spans = sorted(((min(places), max(places), part) for part in parts if (places := self._sources(part))), key=_of)
-        found: list[list[Part]] = [[part] for part in parts if not self._sources(part)]
+        sources = {part: self._sources(part) for part in parts}
+        spans = sorted(((min(places), max(places), part) for part, places in sources.items() if places), key=_of)
+        # Where it is not known which batch sent them, they were read before.
+        found = [[part] for part, places in sources.items() if not places]
         last: Place | None = None
         for first, end, part in spans:
             if last is None or first > last:
@@ -252,19 +257,22 @@ class Batches:
 
     def _sources_of(self, app: str, stage: str, version: int) -> frozenset[Place]:
         """The places of the commits with which the records came into the app that a version is made of."""
+        if (stage, version) not in self._places:
+            self._places[stage, version] = frozenset(self._places_of(app, stage, version))
+        return self._places[stage, version]
+
+    def _places_of(self, app: str, stage: str, version: int) -> Iterator[Place]:
         store = self.program.store
         after = history.read(store, app, stage, version)
         before = history.before(store, after)
-        found = set[Place]()
         for name, end in after.inputs.items():
             start = before.inputs.get(name) if before is not None else None
             if not end.upstream:
                 if end.rows:
-                    found.add(self._line.place(after))
+                    yield self._line.place(after)
                 continue
             for sent in history.between(store, app, end.upstream, start.version if start else 0, end.version):
-                found |= self._sources_of(app, sent.stage, sent.version)
-        return frozenset(found)
+                yield from self._sources_of(app, sent.stage, sent.version)
 
 
 def _of(span: tuple[Place, Place, Part]) -> tuple[Place, Place]:

@@ -92,8 +92,8 @@ def behind(
         keys = search.keys_between(search.cut(found.before), search.cut(found.until))
         guilty = dataclasses.replace(guilty, keys=keys)
         if last:
-            of_key = search.relevant
-            return dataclasses.replace(guilty, of_key=search.root.count if of_key is None else len(of_key))
+            reached = search.relevant
+            return dataclasses.replace(guilty, of_key=0 if reached is None else len(reached))
         records, is_complete = bad_records(search, found)
         others = int(np.count_nonzero(records["alone"].to_numpy(zero_copy_only=False))) - found.alone
         known = others if is_complete else None

@@ -1,7 +1,7 @@
 """Several bad records in one batch, on the real broker and Spark: the first in the app's order is named, and all."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
