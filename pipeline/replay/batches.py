@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
+from ...errors import NotFound
 from ...moments.cut.line import Line
 from ...moments.cut.moments import line_of
 from ...moments.cut.stored import ADDRESS
@@ -213,9 +214,10 @@ class Batches:
         sent = sent_as(replay, every, part.received)
         rows, records = pairs(sent, part.received)
         if not len(rows) == sent.num_rows == part.received.num_rows:
-            different = sent.num_rows + part.received.num_rows - 2 * len(rows)
+            most = max(sent.num_rows, part.received.num_rows)
             raise CannotProve(
-                f"a replay of {sender!r} does not send what it sent then: {different:,} rows are different. "
+                f"a replay of {sender!r} does not send what it sent then: {most - len(rows):,} of {most:,} rows are "
+                "different. "
                 f"{why_different(self.program, replay.after)}"
             )
         if replay.shape.bound is None and replay.knows_records:
@@ -253,7 +255,15 @@ class Batches:
         manifest = part.batch.replay.after
         if not part.upstream:
             return frozenset([self._line.place(manifest)])
-        return self._sources_of(manifest.app, part.upstream, part.version) if part.version else frozenset()
+        if not part.version:
+            return frozenset()
+        try:
+            return self._sources_of(manifest.app, part.upstream, part.version)
+        except NotFound:
+            # Versions further up were collected: what is left of the order is that of the commits that sent the parts.
+            return frozenset(
+                [self._line.place(history.read(self.program.store, manifest.app, part.upstream, part.version))]
+            )
 
     def _sources_of(self, app: str, stage: str, version: int) -> frozenset[Place]:
         """The places of the commits with which the records came into the app that a version is made of."""
@@ -383,7 +393,10 @@ class Choice:
         if key not in self._rows:
             replay, (numbers, new) = batch.of_output(key[1]), self._of(batch)
             taken = numbers[numbers < replay.count]
-            if not new:
+            if not new and not len(taken):
+                # Of no records a stage's function is not asked.
+                self._rows[key] = replay.rows().slice(0, 0)
+            elif not new:
                 self._rows[key] = replay.rows(None if len(taken) == replay.count else taken)
             else:
                 inputs = {
