@@ -53,9 +53,9 @@ class Part:
     """Their numbers in the batch, ascending."""
     sender: Batch | None = None
     """The batch that sent them, once `Batches.expand` has replayed it."""
-    of_rows: Numbers | None = None
-    """For each row of the sender's function the record that it was received as, where each row was sent as it is and
-    comes of one record; None elsewhere."""
+    trace: tuple[Numbers, Numbers] | None = None
+    """Of each record the number here, and in the sender's batch that of the one record that it was made of; None where
+    it was made of several, or it is not known."""
 
     @cached_property
     def received(self) -> pa.Table:
@@ -220,8 +220,8 @@ class Batches:
                 "different. "
                 f"{why_different(self.program, replay.after)}"
             )
-        if replay.shape.bound is None and replay.knows_records:
-            part.of_rows = part.numbers[records]
+        if (made_of := replay.sent_records(every)) is not None:
+            part.trace = part.numbers[records], made_of[rows]
         part.sender = sender
         return sender
 
@@ -371,9 +371,9 @@ class Choice:
             return np.empty(0, np.int64), None
         if self.is_whole(part.sender):
             return part.numbers, None
-        if part.of_rows is not None and self.is_known(part.sender):
-            replay = part.sender.of_output(part.name)
-            return part.of_rows[np.isin(replay.record_of(replay.rows()), self.numbers(part.sender))], None
+        if part.trace is not None and self.is_known(part.sender):
+            mine, made_of = part.trace
+            return mine[np.isin(made_of, self.numbers(part.sender))], None
         sent = sent_as(self._replay(part.sender, part.name), self.rows(part.sender, part.name), part.received)
         mine, other = pairs(sent, part.received)
         if len(mine) == sent.num_rows:

@@ -168,7 +168,6 @@ def _hops(search: Search, found: Found) -> Iterator[Hop]:
             replays.get(part, 0),
             found.alone,
             None if found.alone else needs,
-            proved=is_last and found.proved,
         )
 
 
@@ -261,13 +260,13 @@ def _sources(search: Search, waiting: list[tuple[Part, Numbers]]) -> tuple[list[
             found += [(part, number) for number in numbers.tolist()]
             is_complete = False
             continue
-        if part.of_rows is None:
+        if part.trace is None:
             some, are_all = _by_groups(search, sender.parts)
             waiting += by_part(some).items()
             is_complete &= are_all
             continue
-        replay = sender.of_output(part.name)
-        records = replay.record_of(replay.rows())[np.isin(part.of_rows, numbers)]
+        mine, made_of = part.trace
+        records = made_of[np.isin(mine, numbers)]
         waiting += [(each, np.intersect1d(each.numbers, records)) for each in sender.parts]
     return list(dict.fromkeys(found)), is_complete
 

@@ -197,10 +197,10 @@ class BadBatch:
             if below.sender is not part.batch:
                 continue
             reached = self.reach(below, wanted)
-            if below.of_rows is None or reached is None:
+            if below.trace is None or reached is None:
                 return None
-            replay = part.batch.of_output(below.name)
-            found.append(replay.record_of(replay.rows())[np.isin(below.of_rows, reached)])
+            records, made_of = below.trace
+            found.append(made_of[np.isin(records, reached)])
         return np.intersect1d(part.numbers, np.concatenate(found))
 
 
