@@ -121,12 +121,6 @@ class Batch:
         partition, offset, row = (int(self.place[name][number].as_py()) for name in ADDRESS)
         return Address(records.topic, partition, offset, row if records.upstream else None)
 
-    def value(self, name: str, number: int, column: str) -> object:
-        """A column of a record, as the stage's function gets it."""
-        if number < self.replay.count:
-            return self.replay.inputs(np.array([number]))[name][column][0].as_py()
-        return self.replay.left_out[name].rows[column][number - self.first_left_out[name]].as_py()
-
     def of_output(self, name: str) -> StageReplay:
         """Its replay, asked about a channel that it writes; empty for its tables."""
         if name not in self._replays:
