@@ -304,14 +304,21 @@ def why_different(program: LoadedProgram, after: Manifest) -> str:
 class Choice:
     """What batches make of chosen records.
 
-    `chosen` has of some parts the numbers of their records. Records of other parts are those that their senders send,
-    where these were replayed; else there are none. With `only`, `root` gets no other records than these.
+    `chosen` has of some parts the numbers of their records, `more` rows that come with these. Records of other parts
+    are those that their senders send, where these were replayed; else there are none. With `only`, `root` gets no
+    other records than these.
     """
 
     def __init__(
-        self, batches: Batches, chosen: Mapping[Part, Numbers], root: Batch | None = None, only: Numbers | None = None
+        self,
+        batches: Batches,
+        chosen: Mapping[Part, Numbers],
+        root: Batch | None = None,
+        only: Numbers | None = None,
+        more: Mapping[Part, pa.Table] | None = None,
     ) -> None:
         self._batches, self._chosen, self._root, self._only = batches, chosen, root, only
+        self._more = more or {}
         self._inputs: dict[Batch, tuple[Numbers, dict[str, list[pa.Table]]]] = {}
         self._rows: dict[tuple[Batch, str], pa.Table] = {}
         self._whole: dict[Batch, bool] = {}
@@ -328,7 +335,7 @@ class Choice:
 
     def _has_all(self, part: Part) -> bool:
         if part in self._chosen:
-            return len(self._chosen[part]) == len(part.numbers)
+            return len(self._chosen[part]) == len(part.numbers) and part not in self._more
         return part.sender is not None and self.is_whole(part.sender)
 
     def numbers(self, batch: Batch) -> Numbers:
@@ -360,7 +367,7 @@ class Choice:
 
     def _part(self, part: Part) -> tuple[Numbers, pa.Table | None]:
         if part in self._chosen:
-            return self._chosen[part], None
+            return self._chosen[part], self._more.get(part)
         if part.sender is None:
             return np.empty(0, np.int64), None
         if self.is_whole(part.sender):

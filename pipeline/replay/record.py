@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,7 @@ from ..batch.rerun import Numbers
 from ..spark.user_errors import reason_of
 from .batches import Choice, Part, why_different
 from .first import Found, Queue, Search
+from .joined import climb, met
 from .program import LoadedProgram
 from .what_if import Item, by_part
 
@@ -77,35 +79,73 @@ def behind(
         found = search.run()
         if found is None:
             return dataclasses.replace(guilty, reason=_no_record(search), no_record=search.nothing)
-        for hop in _hops(search, found):
-            hops.append(hop)
-            on_hop(hop)
+        way = list[Item]()
+        for item in _way_up(search, found):
+            way.append(item)
+            hops.append(_hop(search, found, *item))
+            on_hop(hops[-1])
         reason = search.reason
     except Exception as error:
         reason = reason_of(error)
     if search is None or found is None or not hops:
         return dataclasses.replace(guilty, reason=reason)
+    guilty = dataclasses.replace(guilty, hops=tuple(hops), proved=found.proved, tied=found.tied)
+    guilty = _ending(program, guilty, *way[-1], reason)
+    with suppress(Exception):
+        # What it did, and which others are bad, is not told where it cannot be.
+        guilty = dataclasses.replace(
+            guilty, keys=search.keys_between(search.cut(found.before), search.cut(found.until))
+        )
+        if last:
+            reached = search.relevant
+            return dataclasses.replace(guilty, of_key=0 if reached is None else len(reached))
+        if guilty.message is not None and (other := _with_bad_values(search, found, guilty, way)) is not None:
+            return other
+        records, is_complete, alone = _bad_records(search, found)
+        others = None if alone is None else alone - found.alone
+        return dataclasses.replace(guilty, records=records, is_complete=is_complete, others=others)
+    return guilty
+
+
+def _ending(program: LoadedProgram, guilty: Guilty, part: Part, number: int, reason: str) -> Guilty:
+    """The way, with the message at its end; or with the reason why there is none."""
+    address = part.batch.address(number)
     message: SourceMessage | None = None
-    address = found.part.batch.address(found.number)
+    if part.upstream and not reason:
+        reason = f"it is not known of which records {part.upstream}@v{part.version} made {address}"
     if not reason:
         try:
             message = _message(program, address)
         except Exception as error:
             reason = reason_of(error)
     window = Window(address.topic, address.partition, address.offset, address.offset + 1)
-    guilty = Guilty(tuple(hops), message, reason, (window,), None, proved=found.proved, tied=found.tied)
-    try:
-        keys = search.keys_between(search.cut(found.before), search.cut(found.until))
-        guilty = dataclasses.replace(guilty, keys=keys)
-        if last:
-            reached = search.relevant
-            return dataclasses.replace(guilty, of_key=0 if reached is None else len(reached))
-        records, is_complete, alone = _bad_records(search, found)
-        others = None if alone is None else alone - found.alone
-        return dataclasses.replace(guilty, records=records, is_complete=is_complete, others=others)
-    except Exception as error:
-        # The record is proved: what it did cannot be told.
-        return dataclasses.replace(guilty, reason=guilty.reason or f"what else it did is not known: {reason_of(error)}")
+    return dataclasses.replace(guilty, message=message, reason=reason, windows=(window,))
+
+
+def _with_bad_values(search: Search, found: Found, guilty: Guilty, way: Sequence[Item]) -> Guilty | None:
+    """The record that the one that was found met in a join, where that one has the bad values; None elsewhere."""
+    if (other := met(search, found, way)) is None:
+        return None
+    program, after, hops = search.batches.program, other.batch.replay.after, guilty.hops[: other.at + 1]
+    nothing = dataclasses.replace(guilty, hops=hops, message=None, proved=False, tied=())
+    if len(other.records) == 1:
+        up = climb(search, other.batch, int(other.records[0]))
+        # It needs the one that it met, which came later.
+        part, number = up[-1]
+        theirs = dataclasses.replace(
+            found, part=part, number=number, alone=False, needs=[way[-1]], candidates={part: np.array([number])}
+        )
+        hops += tuple(_hop(search, theirs, *item) for item in up)
+        return _ending(program, dataclasses.replace(guilty, hops=hops, tied=()), *up[-1], "")
+    if len(other.records) or not other.version:
+        what = "several records brought them" if len(other.records) else "they waited in its table"
+        return dataclasses.replace(
+            nothing, reason=f"{way[-1][0].batch.address(way[-1][1])} met bad values at {other.batch!r}: {what}"
+        )
+    earlier = why(program, after.stage, other.version, other.key)
+    return dataclasses.replace(
+        earlier, hops=(*hops, *earlier.hops), keys=guilty.keys, of_key=0, proved=earlier.proved and earlier.of_key == 1
+    )
 
 
 def _open(
@@ -148,27 +188,21 @@ def _no_record(search: Search) -> str:
     return f"{what} is bad whatever records it read"
 
 
-def _hops(search: Search, found: Found) -> Iterator[Hop]:
+def _way_up(search: Search, found: Found) -> Iterator[Item]:
     """The records on the way from the commit up to the one that was found, each as what it was received."""
     with_, without = (Choice(search.batches, chosen) for chosen in (found.until, found.before))
-    way = _way(search, found.part, with_, without)
-    replays = {part: level.replays for level in search.levels for part in level.parts}
-    for part in way:
-        is_last = part is found.part
-        number = found.number if is_last else _received(search, part, with_, without)
-        batch = part.batch
-        candidates = sum(map(len, found.candidates.values())) if is_last else _candidates(search, part)
-        needs = None if found.needs is None else len(found.needs)
-        yield Hop(
-            batch.replay.after.stage,
-            batch.replay.after.version,
-            batch.address(number),
-            batch.count,
-            candidates,
-            replays.get(part, 0),
-            found.alone,
-            None if found.alone else needs,
-        )
+    for part in _way(search, found.part, with_, without):
+        yield part, found.number if part is found.part else _received(search, part, with_, without)
+
+
+def _hop(search: Search, found: Found, part: Part, number: int) -> Hop:
+    batch, after = part.batch, part.batch.replay.after
+    replays = next((level.replays for level in search.levels if part in level.parts), 0)
+    is_last = part is found.part
+    candidates = sum(map(len, found.candidates.values())) if is_last else _candidates(search, part)
+    needs = None if found.needs is None or found.alone else len(found.needs)
+    record = after.stage, after.version, batch.address(number), batch.count
+    return Hop(*record, candidates, replays, found.alone, needs)
 
 
 def _candidates(search: Search, part: Part) -> int:

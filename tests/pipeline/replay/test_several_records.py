@@ -318,3 +318,64 @@ def test_where_two_topics_meet_commits_are_the_order_and_not_the_times(kafka: Em
         found = find_record(program, verdict, where)
     assert named(found) == history.at[10_004]
     assert bad(found) == [f"{history.at[n]}*" for n in (10_004, 10_005)]
+
+
+class Joined(FanIn):
+    """Orders and refunds that meet by number, and the largest refund of each customer."""
+
+    def __post_init__(self) -> None:
+        self.store, self.cache = str(self.folder / "store"), SstCache(self.folder / "cache", 1 << 30)
+        self.app = sw.App(self.name)
+        for side in ("left", "right"):
+            open_kafka(self.bootstrap).create_topics({f"{self.name}-{side}": 1})
+        left, right = (f"{self.name}-{side}" for side in ("left", "right"))
+        pairs = sw.repartition("pairs", key="n", partitions=1)
+        self.app.stage(
+            name="join",
+            reads=(sw.topic(left), sw.topic(right)),
+            writes=pairs,
+            key="n",
+            state=sw.join(left, right, within="5 hours"),
+        )(
+            lambda orders, refunds: (  # fmt: skip
+                parsed(orders).select("n", "k", "at"),
+                parsed(refunds).select("n", F.col("ts").alias("refund"), F.col("at").alias("back_at")),
+            )
+        )
+        self.app.stage(name="settled", reads=pairs, key="k", state=sw.aggregate(n=sw.count(), top=sw.max("refund")))(
+            lambda rows: rows
+        )
+
+    def meet(self, side: str, *records: dict[str, Any]) -> None:
+        """Send records to one side."""
+        self.topic = f"{self.name}-{side}"
+        self.produce(records)
+        for record in records:
+            self.at[record["n"] if side == "left" else -record["n"]] = self.at[record["n"]]
+
+
+def test_of_an_order_and_a_bad_refund_that_meet_the_refund_is_named_whichever_came_first(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    history = Joined(kafka.bootstrap, tmp_path)
+    ordered = [small(n, n, 0) for n in range(1, 6)]
+    # The first pair is healthy. Of the second the order comes last; the third order comes a batch after its refund.
+    history.meet("left", ordered[0])
+    history.meet("right", small(1, 1, 0))
+    history.run()
+    history.meet("right", {**small(2, 2, 0), "ts": T0 + 7_000, "sent": T0 + 1})
+    history.meet("left", {**ordered[1], "sent": T0 + 5})
+    history.run()
+    history.meet("right", {**small(3, 3, 0), "ts": T0 + 8_000, "sent": T0 + 11})
+    history.run()
+    history.meet("left", {**ordered[2], "sent": T0 + 15})
+    history.run()
+    for n in (2, 3):
+        where = Where(f"SELECT k FROM settled WHERE top >= {T0 + 5_000} AND k = 'k0{n}'")
+        verdict = bisect(open_store(history.store), history.cache, history.name, where.sql)
+        with open_program(
+            history.app, open_store(history.store), history.cache, open_kafka(kafka.bootstrap)
+        ) as program:
+            found = find_record(program, verdict, where)
+        assert named(found) == history.at[-n]
+        assert [hop.stage for hop in found.hops] == ["settled", "join"]
