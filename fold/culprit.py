@@ -7,12 +7,15 @@ when items are added to it. Delta debugging finds a set of which no member can b
 """
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Items = npt.NDArray[np.int64]
 """Items by number, ascending."""
+
+Item = TypeVar("Item")
 
 Fails = Callable[[Sequence[Items]], Sequence[bool]]
 """Tries groups of items, each by itself: whether each fails."""
@@ -36,15 +39,7 @@ def culprits(count: int, fails: Fails, most: int) -> tuple[int, ...]:
     never more than 2 * `most` at once; each item that fails only with others takes log2(count) + 2 more.
     """
     items = np.arange(count, dtype=np.int64)
-    # Those that fail by themselves: all groups that fail are halved, and their halves are tried at once.
-    alone: list[int] = []
-    failing = [items]
-    while failing:
-        alone += [int(group[0]) for group in failing if group.size == 1]
-        halves = [half for group in failing if group.size > 1 for half in np.array_split(group, 2)]
-        failing = [half for half, bad in zip(halves, fails(halves), strict=True) if bad] if halves else []
-        if len(alone) + len(failing) > most:
-            raise TooMany([*alone, *(int(group[-1]) for group in failing)])
+    alone = failing_alone(items, fails, most)
     rest = np.setdiff1d(items, alone)
     together: list[int] = []
     while rest.size and fails([rest])[0]:
@@ -63,6 +58,57 @@ def culprits(count: int, fails: Fails, most: int) -> tuple[int, ...]:
     return tuple(sorted([*alone, *together]))
 
 
+def failing_alone(items: Items, fails: Fails, most: int) -> list[int]:
+    """The items that fail by themselves, of some that fail together. All groups that fail are halved at once.
+
+    Raises `TooMany` where they are more than `most`.
+    """
+    alone: list[int] = []
+    failing = [items]
+    while failing:
+        alone += [int(group[0]) for group in failing if group.size == 1]
+        halves = [half for group in failing if group.size > 1 for half in np.array_split(group, 2)]
+        failing = [half for half, bad in zip(halves, fails(halves), strict=True) if bad] if halves else []
+        if len(alone) + len(failing) > most:
+            raise TooMany([*alone, *(int(group[-1]) for group in failing)])
+    return sorted(alone)
+
+
+def first_turn(
+    count: int, is_bad: Callable[[int], bool], *, scan: int = 0, suspects: Sequence[int] = (), most: int = 8
+) -> int:
+    """As `turning_point`; of several such items an early one, also where what is bad does not stay so.
+
+    Of at most `scan` items it is the first. Else it is none behind the first of the `suspects`, ascending and at least
+    one, up to which it is bad: of these at most so many (`most`) are asked.
+    """
+    if count <= scan:
+        return next((size - 1 for size in range(1, count) if is_bad(size)), count - 1)
+    good, bad = 0, count
+    for suspect in suspects[:most]:
+        if suspect + 1 >= count or is_bad(suspect + 1):
+            bad = min(bad, suspect + 1)
+            break
+        good = suspect + 1
+    if good < bad - 1 and bad < count:
+        if not is_bad(bad - 1):
+            return bad - 1
+        bad -= 1
+    return good + turning_point(bad - good, lambda size: is_bad(good + size))
+
+
+def last_turn(count: int, is_bad: Callable[[int], bool]) -> int:
+    """As `turning_point`: of several such items one near the end, and the last item where that is one.
+
+    Beginnings that lack one item of the end, then two, four and so on, are asked until one is not bad.
+    """
+    lacking, bad = 1, count
+    while lacking < count and is_bad(count - lacking):
+        bad, lacking = count - lacking, 2 * lacking
+    good = max(count - lacking, 0)
+    return good + turning_point(bad - good, lambda size: is_bad(good + size))
+
+
 def turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
     """The number, from 0, of an item with which a sequence of `count` turns bad: up to it, it is bad, and without not.
 
@@ -79,7 +125,9 @@ def turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
     return good
 
 
-def smallest(items: Sequence[int], is_bad: Callable[[Sequence[int]], bool], *, most: int) -> tuple[Sequence[int], bool]:
+def smallest(
+    items: Sequence[Item], is_bad: Callable[[Sequence[Item]], bool], *, most: int
+) -> tuple[Sequence[Item], bool]:
     """Some of the items, which are bad together, of which none can be left out: delta debugging.
 
     `is_bad` says whether a choice of them, in their order, is; it may be asked so often (`most`). With the items

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,6 @@ from ...fold.failing import RECORD
 from ...fold.step import Step
 from ...moments.diff.stored_rows import TableSide
 from ...moments.query.row_local import differing
-from ...search.verdict import Address
 from ...store.read.multi_get import LookUps
 from ...store.sst import ttl
 from ...store.sst import writer as sst
@@ -105,13 +104,36 @@ class StageReplay:
 
     def of_output(self, name: str) -> StageReplay:
         """The same, asked about a channel; empty for the table. It has what was read already."""
-        return dataclasses.replace(self, output=name, read=self.records)
+        return self._like(output=name) if self.shape.bound is not None else self._like(output=name, _all=None)
 
-    @cached_property
+    def based_on(self, before: Manifest) -> StageReplay:
+        """The same batch after another version, which has the same columns."""
+        return self._like(before=before)
+
+    def _like(self, **changes: object) -> StageReplay:
+        """A copy with what is known already, but for fields that change, and cached values that are None."""
+        other = copy.copy(self)
+        for name, value in changes.items():
+            if value is None:
+                other.__dict__.pop(name, None)
+            else:
+                object.__setattr__(other, name, value)
+        return other
+
+    @property
     def records(self) -> dict[str, Records]:
         """What it took, by the input's declared name: without what it rejected. Raises as `read_input` does."""
+        return self._records[0]
+
+    @property
+    def left_out(self) -> dict[str, Records]:
+        """What it read and rejected, by the input's declared name. Raises as `read_input` does."""
+        return self._records[1]
+
+    @cached_property
+    def _records(self) -> tuple[dict[str, Records], dict[str, Records]]:
         if self.read is not None:
-            return self.read
+            return self.read, {name: records.none for name, records in self.read.items()}
         before, after = self.before, self.after
         found = {
             name: read_input(self.program, after.app, name, schema, before.inputs.get(name), after.inputs[name])
@@ -120,8 +142,8 @@ class StageReplay:
         return as_taken(self.program, before, after, self.stage, found)
 
     @cached_property
-    def _numbers(self) -> dict[str, Numbers]:
-        """By input, the number of each of its records."""
+    def numbers(self) -> dict[str, Numbers]:
+        """By the input's declared name, the number of each record that it took."""
         times = np.concatenate([each.times_ms for each in self.records.values()])
         numbers = np.empty(len(times), np.int64)
         numbers[np.argsort(times, kind="stable")] = np.arange(len(times))
@@ -131,36 +153,21 @@ class StageReplay:
     @property
     def count(self) -> int:
         """How many records it read."""
-        return sum(map(len, self._numbers.values()))
-
-    def address(self, number: int) -> Address:
-        """Where a record is in Kafka."""
-        _, records, at = self._at(number)
-        partition, offset, row = (int(records.place[name][at].as_py()) for name in records.place.column_names[:3])
-        return Address(records.topic, partition, offset, row if records.upstream else None)
-
-    def sender(self, number: int) -> tuple[str, str, int]:
-        """The input of a record, the stage that wrote it and its version; empty and 0 for a user's topic."""
-        name, records, at = self._at(number)
-        return name, records.upstream, int(records.versions[at])
-
-    def numbers_of(self, name: str, version: int) -> Numbers:
-        """The records that a version sent on an input, ascending."""
-        return np.sort(self._numbers[name][self.records[name].versions == version])
+        return sum(map(len, self.numbers.values()))
 
     def inputs(self, chosen: Numbers) -> dict[str, pa.Table]:
         """Some records, in the order of their numbers, as the function gets them."""
-        rows = {name: np.intersect1d(mine, chosen, return_indices=True)[1] for name, mine in self._numbers.items()}
+        rows = {name: np.intersect1d(mine, chosen, return_indices=True)[1] for name, mine in self.numbers.items()}
         return {name: records.rows.take(pa.array(rows[name])) for name, records in self.records.items()}
 
     def taken(self, chosen: Numbers) -> dict[str, Records]:
         """Some records with their places, in the order in which the batch had them."""
-        rows = {name: np.flatnonzero(np.isin(mine, chosen)) for name, mine in self._numbers.items()}
+        rows = {name: np.flatnonzero(np.isin(mine, chosen)) for name, mine in self.numbers.items()}
         return {name: records.take(rows[name]) for name, records in self.records.items()}
 
     @cached_property
     def _all(self) -> tuple[pa.Table, bool]:
-        return self._function({name: records.rows for name, records in self.records.items()}, self._numbers)
+        return self._function({name: records.rows for name, records in self.records.items()}, self.numbers)
 
     @property
     def knows_records(self) -> bool:
@@ -252,6 +259,16 @@ class StageReplay:
         names = [one.name for one in self.stage.emits_to]
         return emitted[names.index(self.output)] if len(emitted) > 1 else emitted[0]
 
+    def sent_records(self, rows: pa.Table) -> Numbers | None:
+        """The record of each row that `sent` gives of these; None where it is not known, or a state made the rows."""
+        if not self.knows_records:
+            return None
+        if self.shape.bound is None:
+            return self.record_of(rows)
+        if self.stage.late is not None and self.output == self.stage.late.name:
+            return self.record_of(self.step.split_late(rows)[1])
+        return None
+
     def late(self, rows: pa.Table) -> pa.Table:
         """Those of the function's rows that were late, as they went where the program says; it says so."""
         columns = self.shape.late
@@ -261,11 +278,6 @@ class StageReplay:
     def clock_ms(self) -> int:
         """By which rows of the table are expired while the batch is merged."""
         return ttl.batch_clock_ms(self.before, self.after.clock_ms)
-
-    def _at(self, number: int) -> tuple[str, Records, int]:
-        """The input of a record, and its row there."""
-        name = next(name for name, mine in self._numbers.items() if number in mine)
-        return name, self.records[name], int(np.flatnonzero(self._numbers[name] == number)[0])
 
     def _function(self, inputs: Mapping[str, pa.Table], numbers: Mapping[str, Numbers]) -> tuple[pa.Table, bool]:
         """What the function makes of records by number, as `Rerun.table`. Spark's errors where it fails in a task."""

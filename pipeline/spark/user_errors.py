@@ -70,6 +70,13 @@ def _expected(error: Exception) -> str:
     return f"{found[1]} takes {', '.join(arguments)}{nearest(found[2], arguments)}"
 
 
+def reason_of(error: Exception) -> str:
+    """An error as a reason in a sentence, with the next step where it is known."""
+    if isinstance(error, SlackwaterError):
+        return f"{error.message}; {error.hint}" if error.hint else error.message
+    return _described(error).partition("\n")[0]
+
+
 def _described(error: Exception) -> str:
     if isinstance(error, AnalysisException):
         # It names its kind itself. As a string it would bring the whole plan.
