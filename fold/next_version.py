@@ -7,6 +7,7 @@ from itertools import zip_longest
 import msgspec
 from msgspec.structs import replace
 
+from ..errors import AnotherTopic
 from ..store.compaction import plan
 from ..store.compaction.plan import Done
 from ..store.objects.stats import Stats
@@ -100,7 +101,8 @@ def next_version(
     put in the place of their inputs; those that do not fit are left out. The tasks went by `times`, and `with_rows`
     says whether they read any. `now_ms` is the wall clock, in ms since 1970, `duration_ms` the time since it began.
 
-    Raises `Refused` where the stage is retired.
+    Raises `Refused` where the stage is retired, and `AnotherTopic` where rows came to lie before those that were sent
+    earlier.
     """
     draft = commit.successor(
         base, kind="batch", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=now_ms, duration_ms=duration_ms
@@ -184,6 +186,7 @@ def _sent(
     ends, sent = list(before.ends), list(before.sent)
     for result in results:
         for partition, written in result.sent.get(name, {}).items():
+            _check_behind(before.topic, partition, before.ends[partition], written.end)
             ends[partition] = max(ends[partition], written.end)
             sent[partition] += written.rows
     mine = {snapshot: tuple(offsets) for (snapshot, channel), offsets in markers.items() if channel == name}
@@ -201,6 +204,8 @@ def _sent(
 
 def _put_out(name: str, before: Sink, results: Sequence[TaskReport]) -> Sink:
     mine = [(result.attempt, part) for result in results for part in result.sent.get(name, {}).values()]
+    for _, part in mine:
+        _check_behind(before.topic, 0, before.end, part.end)
     rows = sum(part.rows for _, part in mine)
     return replace(
         before,
@@ -209,3 +214,12 @@ def _put_out(name: str, before: Sink, results: Sequence[TaskReport]) -> Sink:
         rows=rows,
         sent=before.sent + rows,
     )
+
+
+def _check_behind(topic: str, partition: int, end: int, new_end: int) -> None:
+    if new_end <= end:
+        raise AnotherTopic(
+            f"what was sent to {topic}[{partition}] ends at offset {new_end}, and what was sent before ended at {end}: "
+            "the topic was deleted and made again",
+            hint="run the app again: it says what is there, and the ways on",
+        )

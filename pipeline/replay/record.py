@@ -23,6 +23,7 @@ from ...errors import Corruption, Gone, NotFound, Refused, SlackwaterError
 from ...fold.culprit import smallest, turning_point
 from ...fold.failing import RECORD
 from ...fold.kinds.kind import Groups
+from ...fold.topics import id_in
 from ...moments.cut.graph import Cut
 from ...moments.cut.lineage import Window, direct, losses
 from ...moments.diff.candidates import changed_keys
@@ -175,7 +176,7 @@ def behind(
             if level.hop.record.row is None:
                 break
             level = _above(program, level)
-        message = _message(program, level.hop.record)
+        message = _message(program, level.hop.record, id_in(level.replay.after, level.hop.record.topic))
     except (Refused, NotFound, Corruption) as error:
         reason = f"{error.message}; {error.hint}" if error.hint else error.message
     if not levels:
@@ -309,9 +310,9 @@ def _what_it_did(levels: Sequence[_Level], stage: str, predicate: Predicate) -> 
     return keys.changed() if keys is not None else None
 
 
-def _message(program: LoadedProgram, address: Address) -> SourceMessage:
+def _message(program: LoadedProgram, address: Address, topic_id: str) -> SourceMessage:
     where = (address.topic, address.partition, address.offset, address.offset + 1)
-    for (message,) in program.kafka.read(*where, patience_s=program.patience_s):
+    for (message,) in program.kafka.read(*where, patience_s=program.patience_s, topic_id=topic_id):
         headers = tuple((name, value) for name, value in message.headers() or ())
         return SourceMessage(address, message.timestamp()[1], message.key(), message.value(), headers)
     raise Gone(f"there is no message at {dataclasses.replace(address, row=None)} any more")
