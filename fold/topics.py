@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from ..errors import AnotherTopic
 from ..store.versions.manifest import Manifest
 from .records import windows
 
@@ -71,17 +70,29 @@ def why_another(topic: str, kept: str, offsets: Sequence[int], now: TopicState) 
     short = count < len(offsets) or any(at > end for at, end in zip(stood, now.ends, strict=False))
     if not are_two(kept, now.id) and (not short or (is_known(kept) and kept == now.id)):
         return ""
-    read = ", ".join(f"{topic}[{partition}]@{at}" for partition, at in enumerate(offsets))
-    return (
-        f"topic {topic!r} was deleted and made again: it was {_named(kept)} with {_partitions(len(offsets))}, read up "
-        f"to {read}; now it is {_named(now.id)} with {_partitions(count)}, and holds {now.holds(topic)}"
+    return described(topic, kept, offsets, now)
+
+
+def is_younger(offsets: Sequence[int], now: TopicState, since_read: Sequence[int], since_now: Sequence[int]) -> bool:
+    """Whether all that lies before where a topic was read is later than that, by the time stamps of its records.
+
+    `since_read` has the first offset with a record of after it was read, by partition, `since_now` of after now; -1 for
+    none. A record of after now says nothing of when it came. For topics without known ids.
+    """
+    stands = [partition for partition, at in enumerate(offsets[: len(now.ends)]) if at > now.earliest[partition]]
+    return bool(stands) and all(
+        0 <= since_read[each] <= now.earliest[each] and not 0 <= since_now[each] <= now.earliest[each]
+        for each in stands
     )
 
 
-def check_same(topic: str, kept: str, offsets: Sequence[int], now: TopicState, hint: str) -> None:
-    """Raise `AnotherTopic` where a topic is another one than the one of the id `kept`, as `why_another` says."""
-    if why := why_another(topic, kept, offsets, now):
-        raise AnotherTopic(why, hint=hint)
+def described(topic: str, kept: str, offsets: Sequence[int], now: TopicState) -> str:
+    """What was there and what is there, of a topic that was made again."""
+    read = ", ".join(f"{topic}[{partition}]@{at}" for partition, at in enumerate(offsets))
+    return (
+        f"topic {topic!r} was deleted and made again: it was {_named(kept)} with {_partitions(len(offsets))}, read up "
+        f"to {read}; now it is {_named(now.id)} with {_partitions(len(now.ends))}, and holds {now.holds(topic)}"
+    )
 
 
 def _named(topic_id: str) -> str:

@@ -153,14 +153,14 @@ def _check_topics(name: str, staging: str, old: Heads, new: Heads, kafka: Promot
         )
     heads = (*old.values(), *new.values())
     ids: dict[str, str] = {}
-    for each in users_inputs(heads):
-        if are_two(ids.setdefault(each.topic, each.topic_id), each.topic_id):
+    for read in users_inputs(heads):
+        if are_two(ids.setdefault(read.topic, read.topic_id), read.topic_id):
             raise AnotherTopic(
-                f"{name} and {staging} have read two topics of the name {each.topic}: it was deleted and made again, "
+                f"{name} and {staging} have read two topics of the name {read.topic}: it was deleted and made again, "
                 "and their offsets can never meet",
                 hint=f"run or reset the one that has read the former, or clone {name} once more",
             )
-        ids[each.topic] = merged(ids[each.topic], each.topic_id)
+        ids[read.topic] = merged(ids[read.topic], read.topic_id)
     for topic, at in furthest(heads).items():
         if (ends := kafka.ends(topic)) is None:
             raise NotFound("Kafka topic", topic, (), hint="it is read by what is to be promoted")

@@ -4,7 +4,7 @@ What a run makes of a program that does not fit what is stored: it refuses, and 
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -340,13 +340,19 @@ class Claimer:
 
     def _start(self, stage: Stage, one: Topic | str, head: Manifest | None, claiming: bool = False) -> StartPosition:
         state = partial(self._state, stage)
-        finder = StartFinder(self.store, self.app.name, stage.name, head, state, self.accept_loss, claiming)
+        finder = StartFinder(
+            self.store, self.app.name, stage.name, head, state, self.accept_loss, claiming, self._since
+        )
         if isinstance(one, Topic):
             topic = self.topics.get(one.name, one.name)
             first_since = partial(self.kafka.offsets_since, topic)
             begin = None if one.start == EARLIEST else partial(one.start.resolve, topic, first_since=first_since)
             return finder.topic(one.name, topic, begin)
         return finder.channel(one, self._topic_of(self.app.channel(one)), self.app.writer_of(one).name)
+
+    def _since(self, topic: str, time_ms: int) -> Sequence[int]:
+        count = len(self.kafka.offsets(topic)[1])
+        return self.kafka.offsets_since(topic, [time_ms] * count)
 
     def _state(self, stage: Stage, topic: str) -> TopicState:
         """A topic as Kafka has it; a repartition topic that is not made yet, as it will be."""

@@ -5,14 +5,15 @@ says so. Where a topic was deleted and made again, a claim that accepts it goes 
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from ... import instants
 from ...errors import AnotherTopic, Gone, Refused
 from ...fold.records import windows
-from ...fold.topics import NOT_KNOWN, TopicState, are_two, merged, why_another
+from ...fold.topics import NOT_KNOWN, TopicState, are_two, described, is_known, is_younger, merged, why_another
 from ...moments.cut import in_flight, stored
 from ...moments.take import audit_log
 from ...store.objects.protocol import ObjectStore
@@ -58,6 +59,8 @@ class StartFinder:
     state: Callable[[str], TopicState]
     accept_loss: bool
     claiming: bool = False
+    since: Callable[[str, int], Sequence[int]] | None = None
+    """Gives the first offset with a record of a time, in ms since 1970, or later, by partition; -1 for none."""
 
     def topic(self, name: str, topic: str, begin: Begin | None) -> StartPosition:
         """The start of a user's topic; a new stage begins where `begin` says, or at the earliest offsets.
@@ -78,7 +81,7 @@ class StartFinder:
             first = Input(topic, tuple(map(max, at, earliest)), topic_id=topic_id)
             return StartPosition(first, unseen=unseen, ends=ends)
         known = self.head.inputs[name]
-        if why := why_another(topic, known.topic_id, known.offsets, now):
+        if why := why_another(topic, known.topic_id, known.offsets, now) or self._younger(topic, known, now):
             self._refuse_another(why, another_users_topic(self.app, topic))
             left = Reset(self.head.version, known.offsets, earliest, known.topic_id or NOT_KNOWN)
             # How much of the former one is lost, nobody knows.
@@ -99,6 +102,19 @@ class StartFinder:
         total = tuple(had + until - start for had, start, until in zip(before, at, offsets, strict=True))
         return StartPosition(replace(known, offsets=offsets, lost=total), Lost(topic, at, offsets), ends=ends)
 
+    def _younger(self, topic: str, known: Input, now: TopicState) -> str:
+        """Why a topic without a known id is another one, by its records' times; empty where these do not say so."""
+        if is_known(now.id) or self.since is None or self.head is None:
+            return ""
+        head = self.head
+        if self.claiming:
+            head = history.read(self.store, self.app, self.stage, head.version - 1)
+        since_read, since_now = (self.since(topic, at_ms) for at_ms in (head.time_ms + 1, instants.now_ms()))
+        if not is_younger(known.offsets, now, since_read, since_now):
+            return ""
+        why = described(topic, known.topic_id, known.offsets, now)
+        return f"{why}, none of before {instants.iso(head.time_ms, 'milliseconds')}, when the stage had read it"
+
     def channel(self, name: str, topic: str, upstream: str) -> StartPosition:
         """The start of a repartition topic that the stage `upstream` writes. Raises as `topic` does."""
         # Before the sender's versions: what is deleted later is not judged by older ones.
@@ -109,11 +125,13 @@ class StartFinder:
             # Those count that the sender knows: others were added by hand and stay empty.
             count = len(output.ends)
             now = now._replace(earliest=now.earliest[:count], ends=now.ends[:count])
-            if why := why_another(topic, output.topic_id, output.ends, now):
+            # Its newest version may be of after Kafka was asked.
+            if are_two(output.topic_id, now.id):
+                why = why_another(topic, output.topic_id, output.ends, now)
                 self._refuse_another(why, another_channel(self.app))
                 if self.claiming:
-                    first = f"stage {upstream!r} writes it, and has to begin on it before anybody reads it"
-                    raise AnotherTopic(f"{why}; {first}", hint=f"run {upstream!r}, too, with --accept-loss")
+                    order = f"stage {upstream!r} writes it, and has to begin on it before anybody reads it"
+                    raise AnotherTopic(f"{why}; {order}", hint=f"run {upstream!r}, too, with --accept-loss")
                 return StartPosition(self.head.inputs[name] if self.head is not None else Input(topic, now.earliest))
         earliest, ends, topic_id = now
         if self.head is None:
@@ -253,12 +271,19 @@ def start_at(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosi
 def log_unseen(stage: str, starts: Mapping[str, StartPosition]) -> None:
     """Say what a stage will not see, before it starts."""
     for name, start in starts.items():
+        if start.ends and not is_known(start.at.topic_id):
+            _log.warning(
+                "Kafka gives topics no ids: whether %s stays the topic that was read is known from its offsets, its "
+                "leader epochs and its records' times alone",
+                start.at.topic,
+            )
         if start.another:
             _log.warning("stage %r goes on with the topic that is there now: %s", stage, start.another)
         if start.lost is not None:
-            skipped = windows(start.lost.topic, start.lost.starts, start.lost.ends)
+            skipped = ", ".join(windows(start.lost.topic, start.lost.starts, start.lost.ends))
             rows = f" ({_rows(start.lost)})" if start.lost.rows else ""
-            _log.warning("stage %r goes on without %s%s: gone from Kafka", stage, ", ".join(skipped), rows)
+            where = f"what was on its way on {name}" if start.another else skipped
+            _log.warning("stage %r goes on without %s%s: gone from Kafka", stage, where, rows)
         elif start.unseen:
             _log.warning("stage %r is new and begins on %s: it will not see %s", stage, name, start.unseen)
 
