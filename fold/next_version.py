@@ -80,6 +80,8 @@ class Written:
     """Tables beside the stage's own that the batch changed."""
     traceparents: tuple[str, ...] = ()
     """Where the records that it left out are traced, by their headers."""
+    read: Mapping[str, int] | None = None
+    """By user's topic as declared, how many records were read; None where nobody counted: then as many as offsets."""
 
 
 def next_version(
@@ -110,7 +112,8 @@ def next_version(
     results, markers = written.results, written.markers
     ssts = (*base.ssts, *(sst for result in results for sst in result.ssts))
     own = {name for one in rules.watermarks for name in one.inputs}
-    read = {name: _read(base.inputs[name], end, own=name in own) for name, end in positions.items()}
+    counts = written.read or {}
+    read = {name: _read(base.inputs[name], end, counts.get(name), own=name in own) for name, end in positions.items()}
     inputs = progress.advanced(draft.inputs | read, rules.watermarks, [result.seen for result in results])
     return replace(
         draft,
@@ -168,11 +171,16 @@ def has_rows(at: Input, end: Position) -> bool:
     return sum(end.offsets) > sum(at.offsets)
 
 
-def _read(at: Input, end: Position, *, own: bool) -> Input:
-    """The input after a batch that ended there; with a watermark of the stage's `own`, upstream's does not count."""
+def _read(at: Input, end: Position, count: int | None, *, own: bool) -> Input:
+    """The input after a batch that ended there; with a watermark of the stage's `own`, upstream's does not count.
+
+    Of a user's topic, `count` is how many records were read. Marks of transactions have offsets too, and so has what
+    was aborted or compacted away.
+    """
     if not at.upstream:
         # Partitions that the topic got since begin at 0.
-        return replace(at, offsets=end.offsets, rows=sum(end.offsets) - sum(at.offsets))
+        offsets = sum(end.offsets) - sum(at.offsets)
+        return replace(at, offsets=end.offsets, rows=offsets if count is None else min(count, offsets))
     # Where the reader began in the middle of the channel, nobody knows what was before.
     rows = sum(end.consumed) - sum(at.passed) if at.passed else 0
     consumed = tuple(passed - lost for passed, lost in zip_longest(end.consumed, at.lost, fillvalue=0))

@@ -175,7 +175,7 @@ class Input(Struct, frozen=True):
     version: limits.Seq = 0
     """The upstream version consumed up to and with; 0 for a user's topic and before the first."""
     rows: limits.Own[limits.Count] = 0
-    """Rows read from this input by this version."""
+    """Rows read from this input by this version; of a user's topic, its records."""
     consumed: limits.Counts = ()
     """For a channel: rows read since it began, by Kafka partition. Every one was counted when it was read."""
     lost: limits.Counts = ()
