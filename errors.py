@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 
 __all__ = ["BadRecord", "CommitConflict", "Corruption", "Fenced", "Forbidden", "Gone", "MomentGone", "NotFound"]
 __all__ += ["ObjectExists", "ObjectNotFound", "Protected", "Refused", "SlackwaterError", "TooMuch", "Unavailable"]
-__all__ += ["Unstorable", "Usage"]
+__all__ += ["AnotherTopic", "Unstorable", "Usage"]
 
 
 class SlackwaterError(Exception):
@@ -142,6 +142,10 @@ class BadRecord(Refused):
 
 class Gone(Refused):
     """Records that are to be read are not in Kafka any more."""
+
+
+class AnotherTopic(Refused):
+    """A topic was deleted and made again under its name: the offsets that are kept of it mean other records."""
 
 
 class KeysForgotten(Gone):

@@ -90,7 +90,10 @@ def requests(folder: Path, num_keys: int) -> dict[str, int]:
 class _NoChannels:
     """The app of this measurement has none."""
 
-    def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
+    def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
+        raise AssertionError(topic)
+
+    def topic_id(self, topic: str, /) -> str:
         raise AssertionError(topic)
 
     def announce(self, app: str, stage: str, positions: object, /) -> None:

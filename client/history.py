@@ -10,6 +10,7 @@ from .. import instants
 from ..errors import NotFound, Refused, Unavailable, Usage
 from ..keep.maintain.removal import removal_of
 from ..keep.rejected.listing import RejectedRecords, rejected
+from ..keep.verify.topics import TOPICS_SAY
 from ..keep.verify.verify import Report, verify
 from ..moments.cut.graph import Cut
 from ..moments.cut.in_flight import in_flight
@@ -263,9 +264,14 @@ class AppHistory(Shown):
     def verify(self, ref: str, *, deep: bool, on_progress: Callable[[str], None]) -> Report:
         """What `Moment.verify` does, for a whole ref, whose manifests may be damaged, too."""
         client, now_ms = self._client, instants.now_ms()
-        reader = client.channels_of(self.name) if deep else None
         found = verify(
-            client.store, in_folder(client.store, ref), now_ms=now_ms, deep=deep, reader=reader, on_progress=on_progress
+            client.store,
+            in_folder(client.store, ref),
+            now_ms=now_ms,
+            deep=deep,
+            reader=client.channels_of(self.name) if deep else None,
+            topics=client.channels_where_needed(TOPICS_SAY, self.name),
+            on_progress=on_progress,
         )
         client.note_thinned(ref, found.thinned_out)
         return found

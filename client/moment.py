@@ -450,11 +450,13 @@ class Moment(Shown):
 
         With `deep`, every byte is read, the whole history, and what Kafka still has; else only manifests and sizes.
         """
+        from ..keep.verify.topics import TOPICS_SAY
         from ..keep.verify.verify import verify
         from .results import Verification
 
-        reader = self._client.channels_of(self.cut.app) if deep else None
-        return Verification(verify(self._client.store, self.cut, deep=deep, reader=reader))
+        client, app = self._client, self.cut.app
+        reader, topics = client.channels_of(app) if deep else None, client.channels_where_needed(TOPICS_SAY, app)
+        return Verification(verify(client.store, self.cut, deep=deep, reader=reader, topics=topics))
 
     def _blocks(self) -> Iterator[Block]:
         yield Title(f"{self.ref}, committed {instants.iso(self.cut.time_ms)}")

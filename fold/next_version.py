@@ -7,6 +7,7 @@ from itertools import zip_longest
 import msgspec
 from msgspec.structs import replace
 
+from ..errors import AnotherTopic
 from ..store.compaction import plan
 from ..store.compaction.plan import Done
 from ..store.objects.stats import Stats
@@ -79,6 +80,8 @@ class Written:
     """Tables beside the stage's own that the batch changed."""
     traceparents: tuple[str, ...] = ()
     """Where the records that it left out are traced, by their headers."""
+    read: Mapping[str, int] | None = None
+    """By user's topic as declared, how many records were read; None where nobody counted: then as many as offsets."""
 
 
 def next_version(
@@ -100,7 +103,8 @@ def next_version(
     put in the place of their inputs; those that do not fit are left out. The tasks went by `times`, and `with_rows`
     says whether they read any. `now_ms` is the wall clock, in ms since 1970, `duration_ms` the time since it began.
 
-    Raises `Refused` where the stage is retired.
+    Raises `Refused` where the stage is retired, and `AnotherTopic` where rows came to lie before those that were sent
+    earlier.
     """
     draft = commit.successor(
         base, kind="batch", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=now_ms, duration_ms=duration_ms
@@ -108,7 +112,8 @@ def next_version(
     results, markers = written.results, written.markers
     ssts = (*base.ssts, *(sst for result in results for sst in result.ssts))
     own = {name for one in rules.watermarks for name in one.inputs}
-    read = {name: _read(base.inputs[name], end, own=name in own) for name, end in positions.items()}
+    counts = written.read or {}
+    read = {name: _read(base.inputs[name], end, counts.get(name), own=name in own) for name, end in positions.items()}
     inputs = progress.advanced(draft.inputs | read, rules.watermarks, [result.seen for result in results])
     return replace(
         draft,
@@ -166,11 +171,16 @@ def has_rows(at: Input, end: Position) -> bool:
     return sum(end.offsets) > sum(at.offsets)
 
 
-def _read(at: Input, end: Position, *, own: bool) -> Input:
-    """The input after a batch that ended there; with a watermark of the stage's `own`, upstream's does not count."""
+def _read(at: Input, end: Position, count: int | None, *, own: bool) -> Input:
+    """The input after a batch that ended there; with a watermark of the stage's `own`, upstream's does not count.
+
+    Of a user's topic, `count` is how many records were read. Marks of transactions have offsets too, and so has what
+    was aborted or compacted away.
+    """
     if not at.upstream:
         # Partitions that the topic got since begin at 0.
-        return replace(at, offsets=end.offsets, rows=sum(end.offsets) - sum(at.offsets))
+        offsets = sum(end.offsets) - sum(at.offsets)
+        return replace(at, offsets=end.offsets, rows=offsets if count is None else min(count, offsets))
     # Where the reader began in the middle of the channel, nobody knows what was before.
     rows = sum(end.consumed) - sum(at.passed) if at.passed else 0
     consumed = tuple(passed - lost for passed, lost in zip_longest(end.consumed, at.lost, fillvalue=0))
@@ -184,6 +194,7 @@ def _sent(
     ends, sent = list(before.ends), list(before.sent)
     for result in results:
         for partition, written in result.sent.get(name, {}).items():
+            _check_behind(before.topic, partition, before.ends[partition], written.end)
             ends[partition] = max(ends[partition], written.end)
             sent[partition] += written.rows
     mine = {snapshot: tuple(offsets) for (snapshot, channel), offsets in markers.items() if channel == name}
@@ -201,6 +212,8 @@ def _sent(
 
 def _put_out(name: str, before: Sink, results: Sequence[TaskReport]) -> Sink:
     mine = [(result.attempt, part) for result in results for part in result.sent.get(name, {}).values()]
+    for _, part in mine:
+        _check_behind(before.topic, 0, before.end, part.end)
     rows = sum(part.rows for _, part in mine)
     return replace(
         before,
@@ -209,3 +222,12 @@ def _put_out(name: str, before: Sink, results: Sequence[TaskReport]) -> Sink:
         rows=rows,
         sent=before.sent + rows,
     )
+
+
+def _check_behind(topic: str, partition: int, end: int, new_end: int) -> None:
+    if new_end <= end:
+        raise AnotherTopic(
+            f"what was sent to {topic}[{partition}] ends at offset {new_end}, and what was sent before ended at {end}: "
+            "the topic was deleted and made again",
+            hint="run the app again: it says what is there, and the ways on",
+        )

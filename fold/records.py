@@ -98,17 +98,22 @@ def ranges(
             yield Range(partition, first, last, rows[partition] if rows else None)
 
 
-def stretches(before: Input | None, after: Input) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def stretches(
+    before: Input | None, after: Input, *, former: bool = True
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """What was read of an input between two places, None for its beginning: from these offsets to before those.
 
     There is one stretch more than somebody has reset it in between. What lies in two of them was read twice, and what
-    in none of them not at all.
+    in none of them not at all. Without `former`, those are left out that lie in topics that had the name before.
     """
     at, known = (before.offsets, len(before.resets)) if before is not None else ((), 0)
+    found = []
     for each in after.resets[known:]:
-        yield at, each.starts
+        found.append((at, each.starts))
+        if each.topic_id and not former:
+            found.clear()
         at = each.ends
-    yield at, after.offsets
+    yield from (*found, (at, after.offsets))
 
 
 def windows(topic: str, starts: Sequence[int], ends: Sequence[int]) -> tuple[str, ...]:

@@ -244,6 +244,8 @@ def reset(done: ResetDone, flags: str, *, dry_run: bool) -> Words:
     for each in done.stages:
         now = f"v{done.versions[each.stage]}" if each.stage in done.versions else f"v{each.version} now"
         yield f"{each.stage}  {now}  reads on from elsewhere: {windows(map(str, each.moved))}"
+        for why in each.made_again:
+            yield f"  {why}"
         if each.read_again:
             yield f"  {plural(each.read_again, 'offset')} read twice: tables count what is there once more"
         if each.skipped:
@@ -257,7 +259,7 @@ def reset(done: ResetDone, flags: str, *, dry_run: bool) -> Words:
     elif done.snapshot:
         yield f"as it was: {app}@{done.snapshot}; back to it: slackwater rewind {app}@{done.snapshot}{flags}"
         yield "the next `slackwater run` reads on from there"
-    names = ("stage", "version", "moved", "read_again", "skipped", "watermark_ms", "sinks")
+    names = ("stage", "version", "moved", "read_again", "skipped", "watermark_ms", "sinks", "made_again")
     told = {"reset": done.number or None, "snapshot": done.snapshot or None, "done_already": not done.stages}
     return (
         fields(done, "app", "versions", stages=[fields(each, *names) for each in done.stages], dry_run=dry_run) | told

@@ -13,6 +13,7 @@ import pyarrow as pa
 from ... import instants
 from ...durations import DAY_MS
 from ...fold.records import ranges
+from ...fold.topics import are_two, is_known
 from ...moments.cut.graph import Cut
 from ...moments.cut.moments import heads_of, stages_of
 from ...moments.take.audit_log import record
@@ -63,6 +64,10 @@ class _Wanted:
     """When it was committed, and what it was."""
 
 
+_ByTopic = dict[tuple[str, str], _Wanted]
+"""By topic, and its id where that is known."""
+
+
 def fill(
     store: ObjectStore,
     app: str,
@@ -78,12 +83,12 @@ def fill(
     Of topics of which there is no archive, one is begun. Raises as `StoredApp.archive`, and `Corruption`.
     """
     heads = heads_of(store, app, stages_of(store, app))
-    wanted: dict[str, _Wanted] = {}
+    wanted: _ByTopic = {}
     for stage, head in sorted(heads.items()):
         _since(store, head, since.stages.get(stage) if since is not None else None, wanted)
     found = []
-    for topic, each in sorted(wanted.items()):
-        found.append(_fill(store, app, kafka, topic, sorted(each.read), by, on_progress, dry_run=dry_run))
+    for (topic, topic_id), each in sorted(wanted.items()):
+        found.append(_fill(store, app, kafka, (topic, topic_id), sorted(each.read), by, on_progress, dry_run=dry_run))
     added = sum(each.records for each in found)
     if added and not dry_run:
         what = f"from {since.ref}" if since is not None else "from the beginning"
@@ -91,7 +96,7 @@ def fill(
     return tuple(found)
 
 
-def _since(store: ObjectStore, head: Manifest, start: Manifest | None, wanted: dict[str, _Wanted]) -> None:
+def _since(store: ObjectStore, head: Manifest, start: Manifest | None, wanted: _ByTopic) -> None:
     """Note what a stage read in each of its versions after one, as far back as its history is there."""
     after = head
     for before in history.backwards(store, head):
@@ -100,7 +105,8 @@ def _since(store: ObjectStore, head: Manifest, start: Manifest | None, wanted: d
                 was = before.inputs.get(name)
                 if was is not None and was.topic == at.topic:
                     read = (Extent(one.partition, one.first, one.last) for one in ranges(was.offsets, at.offsets))
-                    wanted.setdefault(at.topic, _Wanted()).read.append((after.time_ms, union(read)))
+                    which = (at.topic, at.topic_id if is_known(at.topic_id) else "")
+                    wanted.setdefault(which, _Wanted()).read.append((after.time_ms, union(read)))
         after = before
         if start is not None and before.version <= start.version:
             return
@@ -110,18 +116,20 @@ def _fill(
     store: ObjectStore,
     app: str,
     kafka: InputReader,
-    topic: str,
+    which: tuple[str, str],
     read: list[tuple[int, Extents]],
     by: str,
     on_progress: Callable[[str], None],
     *,
     dry_run: bool,
 ) -> TopicFilled:
+    topic, read_id = which
     earliest, topic_id = kafka.starts(topic), kafka.topic_id(topic)
-    head = _archive_of(store, app, topic, topic_id)
+    is_former = are_two(read_id, topic_id)
+    head = _archive_of(store, app, topic, read_id if is_former else topic_id)
     every = minus(union(*(extents for _, extents in read)), head.covered)
     gone: Extents = every
-    if earliest is not None:
+    if earliest is not None and not is_former:
         gone = common(every, (Extent(number, 0, first) for number, first in enumerate(earliest) if first))
     done, added, left = 0, 0, minus(every, gone)
     lost = tuple(map(str, gone))
@@ -140,12 +148,13 @@ def _fill(
 
 
 def _archive_of(store: ObjectStore, app: str, topic: str, topic_id: str) -> ArchiveIndex:
-    """The archive of the topic that Kafka has, or an empty one."""
-    life = index.topics(store, app).get(topic, 1)
-    head = index.newest(store, app, topic, life)
-    if head is not None and topic_id and head.topic_id not in ("", topic_id):
-        life, head = life + 1, None
-    return head or index.empty(app, topic, life, topic_id)
+    """The archive of the topic of this id, or an empty one."""
+    last = index.topics(store, app).get(topic, 0)
+    for life in range(last, 0, -1):
+        head = index.newest(store, app, topic, life)
+        if head is not None and not are_two(head.topic_id, topic_id):
+            return head
+    return index.empty(app, topic, last + 1, topic_id)
 
 
 def _grouped(read: list[tuple[int, Extents]], left: Extents) -> Iterator[tuple[int, Extents]]:

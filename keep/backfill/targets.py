@@ -54,6 +54,8 @@ class BackfillTarget:
     """Whether the stage itself began at `starts`, with nothing."""
     channels: Mapping[str, ChannelRange] = field(default_factory=dict)
     """Of what is read, the repartition topics of stages with state."""
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    """`Input.topic_id` of what was read, by topic as declared."""
 
     @property
     def scratch(self) -> str:
@@ -179,6 +181,7 @@ def _target(
         ids=tuple(column.id for column in columns),
         starts=starts,
         ends=ends,
+        topic_ids={topic: at.topic_id for topic, at in read_by.items()},
         begins=begins and all(whole for _, whole in found.values()),
         channels=channels,
     )

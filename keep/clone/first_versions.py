@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ... import instants
+from ...fold.topics import TopicState
 from ...moments.cut.graph import Channel, Cut, order, readers
 from ...moments.cut.in_flight import InFlight, channel_state
 from ...moments.cut.moments import heads_of
@@ -32,12 +33,16 @@ from ...store.versions.manifest import AppInfo, Input, Manifest, Output
 class Channels(Protocol):
     """What cloning needs of Kafka; `pipeline` implements it."""
 
-    def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
+    def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
         """Check that a topic can be read on from these offsets, one per partition.
 
-        Raises `NotFound` where there is no such topic, `Refused` where it has another number of partitions, or these
-        offsets are outside of what it holds.
+        Raises `NotFound` where there is no such topic, `AnotherTopic` where it is another one than that of this id,
+        empty for any, and `Refused` where it has another number of partitions, or these offsets are outside of what it
+        holds.
         """
+
+    def topic_id(self, topic: str, /) -> str:
+        """Kafka's id of a topic; empty where nobody knows."""
 
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
         """The end offset of each partition, or None when there is no such topic."""
@@ -60,6 +65,9 @@ class Channels(Protocol):
 
 class Topics(Channels, Protocol):
     """What a reset, a rewind and forgetting ask besides."""
+
+    def state(self, topic: str, /) -> TopicState | None:
+        """A topic's id and offsets, or None when there is no such topic."""
 
     def starts(self, topic: str, /) -> tuple[int, ...] | None:
         """The first offset of each partition that can be read, or None when there is no such topic."""
@@ -89,6 +97,7 @@ class Carried(Struct, frozen=True):
     """For each receiver, where it reads on."""
     forgotten: dict[limits.NameOrNone, limits.Counts] = {}
     """For each receiver, how many records were forgotten of those on their way to it, by Kafka partition."""
+    topic_id: limits.Line = ""
 
 
 def offset_syncs(alias: str) -> str:
@@ -161,7 +170,7 @@ def carry(cut: Cut, app: str, kafka: Channels, records: Records) -> dict[str, Ca
                 gone = np.array(were) - found
                 forgotten[reader.receiver] = tuple(gone.tolist())
                 rows -= int(gone.sum())
-        copied[name] = Carried(topic, ends, tuple(attempts), rows, starts, forgotten)
+        copied[name] = Carried(topic, ends, tuple(attempts), rows, starts, forgotten, kafka.topic_id(topic))
     return copied
 
 
@@ -189,7 +198,7 @@ def _carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, 
     # What was forgotten on its way is not there to be read.
     gone = channel.forgotten.get(receiver, ())
     lost = added(source.lost, gone) if any(gone) else source.lost
-    return replace(source, topic=channel.topic, offsets=starts, version=at, lost=lost)
+    return replace(source, topic=channel.topic, offsets=starts, version=at, lost=lost, topic_id=channel.topic_id)
 
 
 class _CarriedChannels(Struct, frozen=True):
@@ -223,8 +232,10 @@ def finish_clone(
         if noted is None:
             # Somebody may finish the same clone at the same time: the note that was first counts.
             noted = notes.add(target, key, _CarriedChannels(carry(cut, info.name, channels, records)))
+        topics = info.origin.topics if info.origin else {}
+        ids = {name: channels.topic_id(topics.get(name, read.topic)) for name, read in users_inputs(cut)}
         for stage in missing:
-            there[stage] = replace(_first_version(made[stage], cut, info, noted.channels), by=by)
+            there[stage] = replace(_first_version(made[stage], cut, info, noted.channels, ids), by=by)
             begin(target, there[stage])
     # Where the stages begin, for Kafka's own tools.
     for stage, first in there.items():
@@ -249,10 +260,20 @@ def has_run(store: ObjectStore, info: AppInfo) -> bool:
     return any(head.version != cut.get(stage) for stage, head in heads.items())
 
 
-def _first_version(source: Manifest, cut: Cut, info: AppInfo, copied: Mapping[str, Carried]) -> Manifest:
+def users_inputs(cut: Cut) -> Iterator[tuple[str, Input]]:
+    """Declared name and input of everything that the app reads from users' topics: not what a query of Spark's does."""
+    for stage in order(cut.stages):
+        if cut.stages[stage].attached is None:
+            yield from ((name, read) for name, read in sorted(cut.stages[stage].inputs.items()) if not read.upstream)
+
+
+def _first_version(
+    source: Manifest, cut: Cut, info: AppInfo, copied: Mapping[str, Carried], ids: Mapping[str, str]
+) -> Manifest:
     """A stage's first manifest in the clone, under the source's version number: `_seq` goes on from it.
 
-    `source` is the stage's version in the cut, with the SSTs that the clone has.
+    `source` is the stage's version in the cut, with the SSTs that the clone has. `ids` are those of users' topics, by
+    declared name: of a topic that the clone has for itself, it is another one than the source's.
     """
     # Snapshots under way are the source's.
     whole = without_snapshots(carried(source))
@@ -267,11 +288,19 @@ def _first_version(source: Manifest, cut: Cut, info: AppInfo, copied: Mapping[st
         inputs={
             name: _carried_input(read, source.stage, name, info.name, cut, copied)
             if read.upstream
-            else replace(read, topic=topics.get(name, name))
+            else replace(read, topic=topics.get(name, name), topic_id=ids.get(name, ""))
             for name, read in whole.inputs.items()
         },
         outputs={
-            name: Output(each.topic, each.ends, output.sent, each.attempts, each.rows, output.schema)
+            name: Output(
+                each.topic,
+                each.ends,
+                output.sent,
+                each.attempts,
+                each.rows,
+                output.schema,
+                topic_id=each.topic_id,
+            )
             for name, output in source.outputs.items()
             for each in [copied[name]]
         },

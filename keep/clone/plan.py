@@ -1,12 +1,12 @@
 """What a clone is to be made of, with everything checked that can be before anything changes."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from ...errors import NotFound, Refused, Usage
-from ...moments.cut.graph import Cut, order, violations
+from ...moments.cut.graph import Cut, violations
 from ...moments.cut.graph import channels as edges
 from ...moments.cut.in_flight import InFlight, in_flight
 from ...moments.cut.refs import Ref
@@ -15,9 +15,9 @@ from ...moments.cut.stored import find_snapshot, of_snapshot, read_snapshot
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys
 from ...store.versions.apps import Cloning
-from ...store.versions.manifest import AppInfo, Input, Origin
+from ...store.versions.manifest import AppInfo, Origin
 from .copies import Masks, check_masks, sizes
-from .first_versions import Channels, channel_topic, has_run
+from .first_versions import Channels, channel_topic, has_run, users_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def make_plan(
     states = in_flight(store, cut)
     if not done:  # else it has all that it needs of Kafka, which need not have that any more
         masks.check_in_flight(states)
-        _check_offsets(store, cut, read_topics, states, kafka)
+        _check_offsets(store, cut, read_topics, terms.topics, states, kafka)
     if begun is None:
         check_channels_free(cut, name, kafka, terms.left)
         check_published(cut, read_topics, terms.sinks, kafka)
@@ -144,13 +144,6 @@ def _as_begun(store: ObjectStore, cut: Cut, info: AppInfo, note: Cloning | None)
     return Cut(cut.app, {stage: history.read(store, cut.app, stage, at) for stage, at in origin.cut.items()})
 
 
-def users_inputs(cut: Cut) -> Iterator[tuple[str, Input]]:
-    """Declared name and input of everything that the app reads from users' topics: not what a query of Spark's does."""
-    for stage in order(cut.stages):
-        if cut.stages[stage].attached is None:
-            yield from ((name, read) for name, read in sorted(cut.stages[stage].inputs.items()) if not read.upstream)
-
-
 def topics_read(cut: Cut, others: Mapping[str, str]) -> dict[str, str]:
     """The topic that an app made of this cut reads for each user's topic, by its name as declared.
 
@@ -176,15 +169,24 @@ def check_channels_free(cut: Cut, name: str, kafka: Channels, left: Collection[s
 
 
 def _check_offsets(
-    store: ObjectStore, cut: Cut, read_topics: Mapping[str, str], states: tuple[InFlight, ...], kafka: Channels
+    store: ObjectStore,
+    cut: Cut,
+    read_topics: Mapping[str, str],
+    others: Collection[str],
+    states: tuple[InFlight, ...],
+    kafka: Channels,
 ) -> None:
-    """See that Kafka has what the clone reads on from, and what is in flight, unless a snapshot keeps that."""
+    """See that Kafka has what the clone reads on from, and what is in flight, unless a snapshot keeps that.
+
+    Of `others`, the clone reads other topics than the source, by the declared name: those have ids of their own.
+    """
     for declared, read in users_inputs(cut):
-        kafka.check_topic(read_topics[declared], read.offsets)
+        topic_id = "" if declared in others else read.topic_id
+        kafka.check_topic(read_topics[declared], read.offsets, topic_id)
     keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
     for state in states:
         if not (keeper and keeper.captured(state)):
-            kafka.check_topic(state.topic, state.starts)
+            kafka.check_topic(state.topic, state.starts, state.topic_id)
 
 
 def check_sinks(cut: Cut, sinks: Mapping[str, str], *, are_moved: bool = False) -> None:

@@ -19,6 +19,7 @@ from ulid import ULID
 from ...errors import Refused
 from ...fold import records
 from ...fold.kinds.kind import kind_of
+from ...fold.topics import NOT_KNOWN
 from ...moments.cut.graph import order
 from ...moments.cut.moments import heads_of
 from ...moments.cut.stored import cancel, list_snapshots, open_requests
@@ -171,8 +172,8 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
         """The channel as of then, behind all that lies in its topic by now."""
         if name in step.outputs:
             return step.outputs[name]
-        unread, ends = step.unread.get(name, Unread()), draft.outputs.get(name, known).ends
-        return replace(known, ends=ends, attempts=unread.attempts, rows=unread.rows)
+        unread, now = step.unread.get(name, Unread()), draft.outputs.get(name, known)
+        return replace(known, ends=now.ends, attempts=unread.attempts, rows=unread.rows, topic_id=now.topic_id)
 
     def source(name: str, known: Input) -> Input:
         """Where the stage stood, by the version that its sender has now."""
@@ -184,7 +185,8 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
             read_all = moved.offsets == sender.outputs[name].ends and known.watermark_ms == was.handed_on_ms
             return replace(moved, version=sender.version if read_all else sender.version - 1)
         if known.offsets == was.outputs[name].ends and known.watermark_ms == was.handed_on_ms:
-            return replace(known, offsets=sender.outputs[name].ends, version=sender.version)
+            at = sender.outputs[name]
+            return replace(known, offsets=at.ends, version=sender.version, topic_id=at.topic_id)
         return replace(known, version=sender.version - 1)
 
     return replace(
@@ -218,7 +220,10 @@ def applied(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
     """
     inputs = {name: each for name, each in draft.inputs.items() if name not in step.gone} | step.inputs
     stopped = {name: each for name, each in {**draft.stopped, **draft.inputs}.items() if name not in inputs}
-    inputs |= {name: _reset(inputs[name], offsets, draft.version) for name, offsets in step.reset.items()}
+    inputs |= {
+        name: _reset(inputs[name], offsets, step.reset_ids.get(name, ""), draft.version)
+        for name, offsets in step.reset.items()
+    }
     changed = replace(draft, inputs=inputs, stopped=stopped, migration=number)
     if step.retires or step.inputs or step.gone:
         # A snapshot under way waits for markers on the inputs that there were.
@@ -241,8 +246,15 @@ def applied(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
     return replace(changed, table=table, clock_ms=clock_ms, event_time=event_time)
 
 
-def _reset(at: Input, offsets: tuple[int, ...], version: int) -> Input:
-    """An input that is read on from these offsets. Partitions that its topic got since stood at their beginning."""
+def _reset(at: Input, offsets: tuple[int, ...], topic_id: str, version: int) -> Input:
+    """An input that is read on from these offsets, and of another topic where there is a `topic_id`.
+
+    Partitions that its topic got since stood at their beginning.
+    """
+    if topic_id:
+        left = Reset(version, at.offsets, offsets, at.topic_id or NOT_KNOWN)
+        known = "" if topic_id == NOT_KNOWN else topic_id
+        return replace(at, offsets=offsets, lost=(), topic_id=known, resets=(*at.resets, left))
     stood = at.offsets + (0,) * (len(offsets) - len(at.offsets))
     if stood == offsets:
         return replace(at, offsets=offsets)

@@ -7,13 +7,14 @@ from itertools import zip_longest
 from msgspec.structs import replace
 
 from ... import instants
-from ...errors import NotFound, Refused, Usage
+from ...errors import AnotherTopic, NotFound, Refused, Usage
+from ...fold.topics import are_two, merged
 from ...moments.cut.moments import heads_of, stages_of
 from ...moments.status.lag import beats
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, Promotion
-from .standing import Standing, furthest
+from .standing import Standing, furthest, users_inputs
 from .switch import Promotable, Switch, declared, newest_of
 
 Heads = Mapping[str, Manifest]
@@ -150,14 +151,25 @@ def _check_topics(name: str, staging: str, old: Heads, new: Heads, kafka: Promot
             f"{staging} reads no topic that {name} reads: their offsets can never meet",
             hint=f"{name} reads {', '.join(sorted(theirs.values())) or 'none'}",
         )
-    for topic, at in furthest((*old.values(), *new.values())).items():
+    heads = (*old.values(), *new.values())
+    ids: dict[str, str] = {}
+    for read in users_inputs(heads):
+        if are_two(ids.setdefault(read.topic, read.topic_id), read.topic_id):
+            raise AnotherTopic(
+                f"{name} and {staging} have read two topics of the name {read.topic}: it was deleted and made again, "
+                "and their offsets can never meet",
+                hint=f"run or reset the one that has read the former, or clone {name} once more",
+            )
+        ids[read.topic] = merged(ids[read.topic], read.topic_id)
+    for topic, at in furthest(heads).items():
         if (ends := kafka.ends(topic)) is None:
             raise NotFound("Kafka topic", topic, (), hint="it is read by what is to be promoted")
-        if any(had > end for had, end in zip_longest(at, ends, fillvalue=0)):
-            raise Refused(
-                f"topic {topic} ends before the offsets that were read: it was deleted and made again, and offsets of "
-                "it can never meet",
-                hint="restore it",
+        short = any(had > end for had, end in zip_longest(at, ends, fillvalue=0))
+        if short or are_two(ids[topic], kafka.topic_id(topic)):
+            what = "ends before the offsets that were read" if short else "is another one than was read"
+            raise AnotherTopic(
+                f"topic {topic} {what}: it was deleted and made again, and offsets of it can never meet",
+                hint="run both with --accept-loss, or reset them, so that they read the one that is there now",
             )
 
 

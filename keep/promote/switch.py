@@ -29,8 +29,11 @@ class Promotable(Protocol):
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
         """The end offset of each partition, or None when there is no such topic."""
 
-    def internal(self, app: str, stage: str, sink: str, /) -> tuple[str, int]:
-        """The internal topic of a sink, which is made where there is none, and where it ends."""
+    def topic_id(self, topic: str, /) -> str:
+        """Kafka's id of a topic; empty where nobody knows."""
+
+    def internal(self, app: str, stage: str, sink: str, /) -> tuple[str, int, str]:
+        """The internal topic of a sink, which is made where there is none, where it ends, and its id."""
 
 
 class MovedOn(SlackwaterError):
@@ -107,7 +110,7 @@ class Switch:
         return replace(draft, promotion=self.demote)
 
     def _promoting(self, store: ObjectStore, kafka: Promotable, head: Manifest) -> Amendment:
-        ends: dict[str, tuple[str, int]] = {}
+        ends: dict[str, tuple[str, int, str]] = {}
         stands = self._requires(store, self.promote)
 
         def requires(head: Manifest) -> bool:
@@ -117,7 +120,11 @@ class Switch:
             return True
 
         def update(draft: Manifest) -> Manifest:
-            sinks = {name: Sink(*ends[name], draft.version, kind) for name, kind in self._published(draft).items()}
+            sinks = {
+                name: Sink(topic, end, draft.version, kind, topic_id=topic_id)
+                for name, kind in self._published(draft).items()
+                for topic, end, topic_id in [ends[name]]
+            }
             silent = {name: kind for name, kind in declared(draft).items() if name not in sinks}
             return replace(draft, sinks=sinks, silent=silent, promotion=self.promote)
 

@@ -156,8 +156,9 @@ class _Proved:
 
     def __init__(self, kafka: Recoverable) -> None:
         self.ends, self.announce, self.copy = kafka.ends, kafka.announce, kafka.copy
+        self.topic_id = kafka.topic_id
 
-    def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
+    def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
         """It was."""
 
 

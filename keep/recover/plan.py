@@ -226,7 +226,8 @@ def _inputs(
                 source = Source(topic, read.topic, partition, offset, known)
                 found.append(position(kafka, source, terms.mirror))
             offsets = tuple(each.offset for each in found)
-            yield (stage, name), (replace(read, topic=topic, offsets=offsets, rows=0), tuple(found))
+            there = replace(read, topic=topic, offsets=offsets, rows=0, topic_id=kafka.topic_id(topic))
+            yield (stage, name), (there, tuple(found))
 
 
 def _check_kept(
@@ -237,7 +238,7 @@ def _check_kept(
         if not state.receiver or (keeper is not None and keeper.captured(state)):
             continue
         try:
-            kafka.check_topic(state.topic, state.starts)
+            kafka.check_topic(state.topic, state.starts, state.topic_id)
         except SlackwaterError as error:
             raise Lacking(
                 f"{state.rows} rows were on the way on {state.channel!r}, and are in no place any more: "

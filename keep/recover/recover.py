@@ -90,7 +90,8 @@ def _input(found: RecoveryPlan, was: Manifest, name: str, known: Input, carried:
         return found.inputs[was.stage, name][0]
     if name not in carried:
         return replace(known, rows=0)  # its sender has not begun
-    return replace(known, topic=carried[name].topic, offsets=carried[name].starts[was.stage], rows=0)
+    at = carried[name]
+    return replace(known, topic=at.topic, offsets=at.starts[was.stage], rows=0, topic_id=at.topic_id)
 
 
 def _output(
@@ -103,12 +104,12 @@ def _output(
     carried: Mapping[str, Carried],
 ) -> Output:
     if (had := carried.get(name)) is not None:
-        return Output(had.topic, had.ends, known.sent, had.attempts, had.rows, known.schema)
+        return Output(had.topic, had.ends, known.sent, had.attempts, had.rows, known.schema, topic_id=had.topic_id)
     (edge,) = (each for each in channels(cut) if (each.sender, each.name) == (stage, name))
     nothing = channel_state(target, cut, edge)
     topic = channel_topic(cut.app, name)
     ends, _, _ = kafka.copy(_without_attempts(nothing), topic, cut.app)
-    return Output(topic, ends, known.sent, schema=known.schema)
+    return Output(topic, ends, known.sent, schema=known.schema, topic_id=kafka.topic_id(topic))
 
 
 def _without_attempts(state: InFlight) -> InFlight:
@@ -126,7 +127,7 @@ def _sinks(
     begun, rests = {}, {}
     for name, sink in was.sinks.items():
         topic = f"{_RECOVERED.sub('', sink.topic)}-r{number}"
-        at = Sink(topic, kafka.internal(topic), 1, sink.kind)
+        at = Sink(topic, kafka.internal(topic), 1, sink.kind, topic_id=kafka.topic_id(topic))
         begun[name] = at
         for rest in kept:
             if (rest.stage, rest.sink) == (was.stage, name):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from ...errors import Corruption, Refused, Unavailable
+from ...fold.topics import are_two
 from ...moments.cut.graph import Cut
 from ...moments.cut.in_flight import InFlight, in_flight
 from ...moments.cut.replicas import Anchor, SinkRest
@@ -23,6 +24,10 @@ ANCHORS = 16
 
 class KafkaReader(ChannelReader, Protocol):
     """What replicating needs of Kafka; `pipeline` implements it."""
+
+    def topic_id(self, topic: str, /) -> str:
+        """Kafka's id of a topic; empty where nobody knows."""
+        ...
 
     def before(self, topic: str, partition: int, offset: int, count: int, /) -> tuple[Anchor, ...]:
         """The last records of a partition before an offset, at most `count`, oldest first.
@@ -92,7 +97,20 @@ def _unpublished(store: ObjectStore, head: Manifest) -> Iterator[tuple[str, InFl
         ends = (begin,), (sink.end,)
         yield (
             name,
-            InFlight(name, sink.topic, head.stage, head.stage, *ends, attempts, left, (left,), done, head.version, ""),
+            InFlight(
+                name,
+                sink.topic,
+                head.stage,
+                head.stage,
+                *ends,
+                attempts,
+                left,
+                (left,),
+                done,
+                head.version,
+                "",
+                sink.topic_id,
+            ),
         )
 
 
@@ -109,6 +127,8 @@ def anchors_of(cut: Cut, reader: KafkaReader | None) -> dict[str, tuple[tuple[An
             if source.upstream:
                 continue
             try:
+                if are_two(source.topic_id, reader.topic_id(source.topic)):
+                    continue  # what lies there now was never read
                 found[anchor_name(stage, name)] = tuple(
                     reader.before(source.topic, partition, offset, ANCHORS) if offset else ()
                     for partition, offset in enumerate(source.offsets)

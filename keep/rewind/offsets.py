@@ -11,13 +11,25 @@ from typing import Literal, Self
 
 from ...durations import parse_ms
 from ...errors import NotFound, Refused, Usage
-from ...fold.records import windows
+from ...fold.topics import NOT_KNOWN, why_another
 from ...instants import iso
 from ...store.versions.manifest import Input
 from ..clone.first_versions import Topics
 
 _ISO_SPAN = re.compile(r"P(?:\d+D)?(?:T(?=\d)(?:\d+H)?(?:\d+M)?(?:\d+(?:\.\d+)?S)?)?", re.ASCII | re.IGNORECASE)
 _SCOPE = re.compile(r"(?P<topic>[^:]+)(?::(?P<partitions>\d+(?:,\d+)*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFrom:
+    """Where one input is read on from."""
+
+    offsets: tuple[int, ...]
+    """By Kafka partition."""
+    topic_id: str = ""
+    """Of the topic, where another one had its name when it was read; `?` where it is not known. Else empty."""
+    another: str = ""
+    """What was there and what is there, then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +82,28 @@ class Scenario:
             case "offset":
                 return f"to offset {self.value}"
 
-    def offsets(self, kafka: Topics, at: Input, partitions: Sequence[int] | None) -> tuple[int, ...]:
-        """Where an input is read on from, by Kafka partition; of those that are not among `partitions`, where it stood.
+    def offsets(self, kafka: Topics, at: Input, partitions: Sequence[int] | None) -> ReadFrom:
+        """Where an input is read on from; of partitions that are not among `partitions`, where it stood.
 
-        Raises `NotFound` where Kafka has no such topic, or that has no such partition, and `Refused` where it was made
-        anew since it was read, or does not hold an offset.
+        Of a topic that was made again since it was read, all partitions are to be chosen, and a shift counts from the
+        offsets that were read of the former one.
+
+        Raises `NotFound` where Kafka has no such topic, or that has no such partition, and `Refused` where it does not
+        hold an offset.
         """
         topic = at.topic
-        starts, ends = kafka.starts(topic), kafka.ends(topic)
-        if starts is None or ends is None:
+        now = kafka.state(topic)
+        if now is None:
             raise NotFound("Kafka topic", topic, found="it is gone", hint="an app reads on where a topic is")
+        starts, ends = now.earliest, now.ends
+        another = why_another(topic, at.topic_id, at.offsets, now)
         # Partitions that the topic got since are read from their beginning.
-        stood = at.offsets + (0,) * (len(ends) - len(at.offsets))
-        if len(ends) < len(at.offsets) or any(map(int.__gt__, stood, ends)):
-            beyond = ", ".join(windows(topic, ends, stood))
-            raise Refused(
-                f"topic {topic!r} ends before the offsets that were read ({beyond}): it was deleted and made again, "
-                "and offsets of it mean other records now",
-                hint="restore it, or start afresh under another app name (slackwater run FILE --app NAME)",
-            )
+        stood = (at.offsets + (0,) * (len(ends) - len(at.offsets)))[: len(ends)]
         chosen = range(len(ends)) if partitions is None else partitions
         if unknown := [each for each in chosen if each >= len(ends)]:
             raise NotFound(f"partition of topic {topic!r}", str(unknown[0]), map(str, range(len(ends))))
+        if another and len({*chosen}) < len(ends):
+            raise Refused(another, hint=f"reset all of its partitions: --topic {topic}")
         found = list(stood)
         wanted = self._wanted(kafka, topic, stood, starts, ends)
         for each in chosen:
@@ -100,8 +112,9 @@ class Scenario:
             said = "; ".join(
                 f"{topic}[{p}] would be read from {found[p]}, and Kafka has {starts[p]}..{ends[p]}" for p in outside
             )
-            raise Refused(said, hint="choose offsets within that, or --to-earliest or --to-latest")
-        return tuple(found)
+            why = f"{said}. {another[:1].upper()}{another[1:]}" if another else said
+            raise Refused(why, hint="choose offsets within that, or --to-earliest or --to-latest")
+        return ReadFrom(tuple(found), (now.id or NOT_KNOWN) if another else "", another)
 
     def _wanted(
         self, kafka: Topics, topic: str, stood: Sequence[int], starts: Sequence[int], ends: Sequence[int]

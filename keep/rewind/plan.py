@@ -246,7 +246,7 @@ def _check_inputs(cut: Cut, kafka: Topics) -> None:
             if not read.upstream:
                 # Partitions that a topic got since are read from their beginning.
                 count = len(kafka.ends(read.topic) or read.offsets)
-                kafka.check_topic(read.topic, read.offsets + (0,) * (count - len(read.offsets)))
+                kafka.check_topic(read.topic, read.offsets + (0,) * (count - len(read.offsets)), read.topic_id)
 
 
 def _unread(store: ObjectStore, cut: Cut, kafka: Topics) -> dict[str, dict[str, Unread]]:
@@ -257,7 +257,7 @@ def _unread(store: ObjectStore, cut: Cut, kafka: Topics) -> dict[str, dict[str, 
             continue  # who reads it one day begins where the channel does
         state = channel_state(store, cut, channel)
         if state.attempts:
-            kafka.check_topic(state.topic, state.starts)
+            kafka.check_topic(state.topic, state.starts, state.topic_id)
         known = found.setdefault(channel.sender, {}).get(channel.name, Unread())
         if len(state.attempts) > len(known.attempts):
             found[channel.sender][channel.name] = Unread(state.attempts, state.rows)

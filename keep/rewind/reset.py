@@ -16,7 +16,7 @@ from ...store.versions.manifest import Input, Manifest
 from ...store.versions.migrations import MIGRATIONS, MigratedStage
 from ..clone.first_versions import Topics
 from ..migrate.migrate import carry_out, check_done, finish_earlier
-from .offsets import Scenario
+from .offsets import ReadFrom, Scenario
 from .plan import check_not_held
 from .rewind import pin_before
 
@@ -34,6 +34,8 @@ class Moved:
     """Where it stood."""
     after: int
     """Where it goes on."""
+    another: bool = False
+    """Whether that is in another topic, which has the name since."""
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}] {self.before} to {self.after}"
@@ -51,16 +53,19 @@ class ResetStage:
     """Where it goes back and has one: rows of before that time are late, and left out of windows."""
     sinks: tuple[str, ...]
     """Of all that get something of what it reads: what is read again is published once more."""
+    made_again: tuple[str, ...] = ()
+    """Of topics that were made again since they were read, what was there and what is there: the offsets of before are
+    of another topic."""
 
     @property
     def read_again(self) -> int:
         """Offsets that were read and will be once more."""
-        return sum(max(0, each.before - each.after) for each in self.moved)
+        return sum(max(0, each.before - each.after) for each in self.moved if not each.another)
 
     @property
     def skipped(self) -> int:
-        """Offsets that were not read and will not be."""
-        return sum(max(0, each.after - each.before) for each in self.moved)
+        """Offsets that were not read and will not be. Of a topic that was made again, none was."""
+        return sum(each.after if each.another else max(0, each.after - each.before) for each in self.moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,12 @@ def reset(
     name = f"{BEFORE}{number}"
     pin_before(store, newest_cut(store, app, stages_of(store, app)), name, by, reader)
     steps = {
-        stage: MigratedStage(reset=dict(wanted.get(stage, {}))) for stage, head in heads.items() if not head.retired
+        stage: MigratedStage(
+            reset={name: each.offsets for name, each in wanted.get(stage, {}).items()},
+            reset_ids={name: each.topic_id for name, each in wanted.get(stage, {}).items() if each.topic_id},
+        )
+        for stage, head in heads.items()
+        if not head.retired
     }
     again, skipped = (sum(each) for each in zip(*((one.read_again, one.skipped) for one in found), strict=True))
     said = f"{asked}{again:,} offsets read twice, {skipped:,} skipped"
@@ -130,13 +140,15 @@ def reset(
     return ResetDone(app, scenario, found, number, name, versions)
 
 
-def _announce(
-    kafka: Topics, heads: Mapping[str, Manifest], wanted: Mapping[str, Mapping[str, tuple[int, ...]]]
-) -> None:
+def _announce(kafka: Topics, heads: Mapping[str, Manifest], wanted: Mapping[str, Mapping[str, ReadFrom]]) -> None:
     """Show the lag from where users' topics are read on; also where a call that was killed has not come to it."""
     for stage, head in heads.items():
         new = wanted.get(stage, {})
-        users = {at.topic: new.get(name, at.offsets) for name, at in head.inputs.items() if not at.upstream}
+        users = {
+            at.topic: new[name].offsets if name in new else at.offsets
+            for name, at in head.inputs.items()
+            if not at.upstream
+        }
         if users and not head.retired:
             kafka.announce(head.app, stage, users)
 
@@ -155,8 +167,8 @@ def _wanted(
     scope: Mapping[str, Sequence[int] | None],
     scenario: Scenario,
     kafka: Topics,
-) -> dict[str, dict[str, tuple[int, ...]]]:
-    """By stage and declared name, the offsets of inputs that are to be read on from elsewhere. Raises as `reset`."""
+) -> dict[str, dict[str, ReadFrom]]:
+    """By stage and declared name, where inputs are read on from that are to be from elsewhere. Raises as `reset`."""
     live = {stage: head for stage, head in heads.items() if not head.retired}
     users = [(stage, name, at) for stage, head in live.items() for name, at in head.inputs.items() if not at.upstream]
     if not users:
@@ -167,14 +179,14 @@ def _wanted(
     for topic in scope:
         if topic not in known:
             raise _no_such(app, topic, live, known)
-    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    found: dict[str, dict[str, ReadFrom]] = {}
     for stage, name, at in users:
         chosen = name if name in scope else at.topic
         if scope and chosen not in scope:
             continue
-        offsets = scenario.offsets(kafka, at, scope.get(chosen))
-        if _moved(at, offsets):
-            found.setdefault(stage, {})[name] = offsets
+        read_from = scenario.offsets(kafka, at, scope.get(chosen))
+        if read_from.another or _moved(at, read_from):
+            found.setdefault(stage, {})[name] = read_from
     return found
 
 
@@ -190,16 +202,20 @@ def _no_such(app: str, topic: str, live: Mapping[str, Manifest], known: set[str]
     return NotFound(f"topic that {app} reads", topic, known)
 
 
-def _stage(heads: Mapping[str, Manifest], stage: str, wanted: Mapping[str, tuple[int, ...]]) -> ResetStage:
-    head = heads[stage]
-    moved = tuple(each for name, offsets in sorted(wanted.items()) for each in _moved(head.inputs[name], offsets))
+def _stage(heads: Mapping[str, Manifest], stage: str, wanted: Mapping[str, ReadFrom]) -> ResetStage:
+    head, new = heads[stage], sorted(wanted.items())
+    moved = tuple(each for name, read_from in new for each in _moved(head.inputs[name], read_from))
     goes_back = any(each.after < each.before for each in moved)
     sinks = {name for each in (stage, *descendants(heads, stage)) for name in heads[each].sinks} if goes_back else set()
     watermark_ms = head.watermark_ms if goes_back else None
-    return ResetStage(stage, head.version, moved, watermark_ms, tuple(sorted(sinks)))
+    made_again = tuple(read_from.another for _, read_from in new if read_from.another)
+    return ResetStage(stage, head.version, moved, watermark_ms, tuple(sorted(sinks)), made_again)
 
 
-def _moved(at: Input, offsets: Sequence[int]) -> tuple[Moved, ...]:
+def _moved(at: Input, read_from: ReadFrom) -> tuple[Moved, ...]:
+    offsets, another = read_from.offsets, bool(read_from.another)
     stood = at.offsets + (0,) * (len(offsets) - len(at.offsets))
-    both = enumerate(zip(stood, offsets, strict=True))
-    return tuple(Moved(at.topic, partition, had, has) for partition, (had, has) in both if had != has)
+    both = enumerate(zip(stood, offsets, strict=False))
+    return tuple(
+        Moved(at.topic, partition, had, has, another) for partition, (had, has) in both if another or had != has
+    )

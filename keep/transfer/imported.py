@@ -30,7 +30,7 @@ from ...store.versions.apps import Cloning
 from ...store.versions.limits import MAX_OBJECT_BYTES
 from ...store.versions.manifest import AppInfo, Manifest, Origin, Sst, Table
 from ...store.versions.side_tables import columns_of, table_name
-from ..clone.first_versions import Channels, channel_topic, finish_clone, offset_syncs
+from ..clone.first_versions import Channels, channel_topic, finish_clone, offset_syncs, users_inputs
 from ..clone.plan import (
     ClonePlan,
     check_channels_free,
@@ -38,7 +38,6 @@ from ..clone.plan import (
     check_published,
     check_sinks,
     topics_read,
-    users_inputs,
 )
 from .document import DOCUMENT, Export, TablePart
 from .parts import changed, check_folder, read_part, read_records
@@ -153,7 +152,8 @@ def _plan(target: ObjectStore, folder: Folder, info: AppInfo, kafka: Channels) -
     if not done:
         for declared, at in users_inputs(cut):
             _check_no_mirror(kafka, read[declared], at.topic, cut.app)
-            kafka.check_topic(read[declared], at.offsets)
+            # Elsewhere it may be a mirror: it has an id of its own.
+            kafka.check_topic(read[declared], at.offsets, "")
     if begun is None:
         check_channels_free(cut, name, kafka)
         check_published(cut, read, info.origin.sinks, kafka)

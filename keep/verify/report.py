@@ -7,7 +7,7 @@ from typing import Literal
 
 from ...errors import SlackwaterError, Unavailable
 
-Check = Literal["versions", "channels", "kept", "markers", "history", "objects", "rows", "archives"]
+Check = Literal["versions", "channels", "kept", "markers", "history", "objects", "rows", "archives", "topics"]
 
 CHECKS: dict[Check, tuple[str, str]] = {
     "versions": ("manifest", "nothing is consumed that was not sent, and readers stand where a version ended"),
@@ -18,6 +18,7 @@ CHECKS: dict[Check, tuple[str, str]] = {
     "objects": ("object", "there, and what its manifest says"),
     "rows": ("row", "where its hash says, in order, once for each key"),
     "archives": ("object", "records of the input archive, there, and what its index says"),
+    "topics": ("topic", "the one that was read or written, and not another one of its name"),
 }
 """What is counted of each kind, in the order they are made, and what must hold."""
 

@@ -32,6 +32,7 @@ from .captured import Rereader, channel_states, check_captured, check_markers, m
 from .ledger import LedgerEntry, balance, entries
 from .report import Finding, Tally, Verified, as_sentence, noted, tally
 from .sst import check_entries, check_sizes, reread_sst
+from .topics import TopicReader, check_topics
 from .version_chain import last_step, whole_history
 
 
@@ -165,12 +166,14 @@ def verify(
     now_ms: int = 0,
     deep: bool = False,
     reader: Rereader | None = None,
+    topics: TopicReader | None = None,
     on_progress: Callable[[str], None] = lambda _line: None,
 ) -> Report:
     """Check everything that must hold for a cut, whose manifests are read again, or for the one that a ref names.
 
     Relative refs count from `now_ms`. With `deep`, every byte is read, the whole kept history, and records in flight
-    and markers from Kafka, unless `reader` is None. `on_progress` gets a line on what is being read now and then.
+    and markers from Kafka, unless `reader` is None. Whether topics are still those that were read, `topics` says.
+    `on_progress` gets a line on what is being read now and then.
 
     Raises `Usage` where `at` is no ref, and `NotFound` where an app, stage, snapshot or version is not.
     """
@@ -212,6 +215,8 @@ def verify(
         for each in books
         if each.in_flight.not_reread
     )
+    if topics is not None:
+        found += check_topics(counting, cut, topics, not_reread)
     tallies, differences = tally(found)
     return Report(
         app=cut.app,

@@ -5,6 +5,8 @@ from contextlib import suppress
 from itertools import pairwise, zip_longest
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from ...errors import ObjectNotFound
 from ...moments.cut.replicas import copied_snapshot
 from ...store.objects.protocol import ObjectStore
@@ -110,7 +112,13 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
     if not restarted:
         for name in sorted(later.lost):
             yield f"{at}, input {name!r}: records are passed over; only a claim may do that"
-    yield from _by_name(at, "channel", earlier.outputs, later.outputs, _output_differences, may_go=restarted)
+
+    def of_output(_name: str, before: Output, after: Output) -> Iterator[str]:
+        # One whose topic was made again has offsets of its own.
+        made_again = restarted and bool(before.topic_id) and before.topic_id != after.topic_id
+        yield from _output_differences(replace(before, ends=()) if made_again else before, after)
+
+    yield from _by_name(at, "channel", earlier.outputs, later.outputs, of_output, may_go=restarted)
     may_go = restarted or later.kind == "promote"
     yield from _by_name(at, "sink", earlier.sinks, later.sinks, _sink_differences, may_go=may_go)
     for name, had in sorted(earlier.side_tables.items()):
@@ -161,7 +169,10 @@ def _by_name(
 
 
 def _input_differences(earlier: Input, later: Input, restarted: bool) -> Iterator[str]:
-    yield from _gone_back("offset", earlier.offsets, later.offsets)
+    if restarted and later.upstream and earlier.topic_id and earlier.topic_id != later.topic_id:
+        pass  # its topic was made again, and has offsets of its own
+    else:
+        yield from _gone_back("offset", earlier.offsets, later.offsets)
     if later.version < earlier.version:
         yield f"version {later.version} of {later.upstream!r} is consumed; before it was {earlier.version}"
     yield from _gone_back("number of records lost", earlier.lost, later.lost)
@@ -171,14 +182,18 @@ def _input_differences(earlier: Input, later: Input, restarted: bool) -> Iterato
     elif later.upstream or restarted:
         return  # not known, or skipped
     else:
-        # Partitions that a topic got since are read from their beginning.
-        read = sum(later.offsets) - sum(earlier.offsets)
+        # Partitions that a topic got since are read from their beginning. Not each offset has a record.
+        offsets = sum(later.offsets) - sum(earlier.offsets)
+        if not 0 <= later.rows <= offsets:
+            yield f"{later.rows} records read; expected at most {offsets}, the offsets that were passed"
+        return
     if later.rows != read:
         yield f"{later.rows} records read; expected {read}, by what was consumed before and after"
 
 
 def _reset_differences(earlier: Input, later: Input, made: Manifest, new: Sequence[Reset]) -> Iterator[str]:
-    if made.kind != "reset" or len(new) > 1 or new[0].version != made.version:
+    made_again = made.kind == "claim" and bool(new[0].topic_id)
+    if not (made.kind == "reset" or made_again) or len(new) > 1 or new[0].version != made.version:
         yield "it is read on from elsewhere; only a reset may do that, and once"
         return
     known = earlier.offsets + (0,) * (len(new[0].starts) - len(earlier.offsets))
@@ -209,7 +224,7 @@ def _losses(earlier: Input, later: Input, lost: Lost | None) -> Iterator[str]:
         yield f"{sum(skipped)} are lost; expected {sum(later.lost) - sum(earlier.lost)}, by the counts before and after"
 
 
-def _output_differences(_name: str, earlier: Output, later: Output) -> Iterator[str]:
+def _output_differences(earlier: Output, later: Output) -> Iterator[str]:
     yield from _gone_back("end", earlier.ends, later.ends)
     for snapshot, markers in sorted(later.markers.items()):
         for partition, (start, marker, end) in enumerate(zip(earlier.ends, markers, later.ends, strict=False)):

@@ -47,6 +47,8 @@ class InFlight:
     after: int
     up_to: int
     schema: str
+    topic_id: str = ""
+    """Of the topic, as `Output.topic_id`."""
 
 
 def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
@@ -96,6 +98,7 @@ def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input |
         after=after,
         up_to=up_to,
         schema=output.schema,
+        topic_id=output.topic_id,
     )
 
 

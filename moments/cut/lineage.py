@@ -6,6 +6,7 @@ from functools import partial
 from itertools import zip_longest
 
 from ...fold.records import ranges, stretches
+from ...fold.topics import are_two
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
@@ -151,6 +152,8 @@ def direct(low: Manifest, high: Manifest, lost: Iterable[Window]) -> tuple[Windo
     found: list[Window] = []
     for name, source in sorted(high.inputs.items()):
         earlier = low.inputs.get(name)
+        if source.upstream and earlier is not None and are_two(earlier.topic_id, source.topic_id):
+            earlier = None  # its topic was made again, and has offsets of its own
         # Partitions that a topic got since are read from their beginning.
         read = [one for starts, ends in stretches(earlier, source) for one in ranges(starts, ends)]
         read.sort(key=lambda one: one.partition)

@@ -162,7 +162,7 @@ def _line(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Itera
             part = replace(part, stage=former.stage, after=0, up_to=former.version)
             continue
         yield replace(part, after=born)
-        if origin is None or not born or not origin.shares_rows:
+        if origin is None or not born or origin.deep or origin.masks:  # else it has the very rows of its source
             return
         source = part.store.at(origin.root)
         pinned = find_snapshot(source, origin.app, origin.snapshot)

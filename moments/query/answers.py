@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from ... import instants
 from ...errors import Corruption, NotFound, SlackwaterError, Usage
+from ...fold.topics import is_known
 from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent, Extents, common, minus, union
 from ...store.archive.objects import opened
@@ -65,8 +66,9 @@ def register_input(
     schema, name = clause.view
     con.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
     read = _read(cut, clause.topic)
-    topics = {each.topic for each in read}
-    found = [(topic, Archives(lambda: store, cut.app, at_ms=cut.time_ms).of(topic).archives) for topic in topics]
+    archives_of = Archives(lambda: store, cut.app, at_ms=cut.time_ms).of
+    topics = {each.topic: each.topic_id if is_known(each.topic_id) else "" for each in read}
+    found = [(topic, archives_of(topic, topic_id).archives) for topic, topic_id in topics.items()]
     if not any(archives for _, archives in found):
         raise NotFound(
             "input archive",

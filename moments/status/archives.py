@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ...errors import Corruption
 from ...fold.records import stretches
+from ...fold.topics import are_two
 from ...store.archive import index
 from ...store.archive.extents import count
 from ...store.archive.index import ArchiveIndex
@@ -35,7 +36,8 @@ class ArchiveStatus:
 def status_of(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> ArchiveStatus:
     """What an archive holds, by its index, beside what these stages have read."""
     inputs = (at for head in heads for at in head.inputs.values() if at.topic == archive.topic)
-    owed = archive.owes(read for at in inputs for read in stretches(None, at))
+    mine = (at for at in inputs if not are_two(archive.topic_id, at.topic_id))
+    owed = archive.owes(read for at in mine for read in stretches(None, at, former=False))
     last = {each.partition: each.end for each in archive.covered}
     behind = count(each for each in owed if each.first >= last.get(each.partition, 0))
     return ArchiveStatus(

@@ -5,12 +5,14 @@ Also where records are left out; and what is known of a stage before its first b
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 from ... import instants
 from ...fold.event_time import BatchTimes, Lateness, Times, due_after
@@ -31,6 +33,7 @@ from ..source.checkpoint import ScratchCheckpoint
 from ..source.wake import PlannerFiles
 from ..spark.exchange import to_partitions
 from ..spark.places import Places
+from ..spark.plans import RecordCounts
 from ..spark.session import with_settings
 from ..spark.task_placement import Homes
 from ..telemetry.spans import Tracing
@@ -42,6 +45,8 @@ from .task import RESULT_SCHEMA, OutputTopic, Task, WriteTask, output_topic_of
 from .transform import for_state
 
 _LONG_MIN = -(1 << 63)
+_START_S = 60.0
+"""For a query to have started, from its first batch on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,9 @@ class StageJob:
     access: Callable[[], S3Access | None]
     """How workers get to the store, asked before each batch: credentials may be temporary."""
     stopping: Callable[[], bool]
+    query: Future[StreamingQuery] | None = None
+    """The stage's query once it has started, which counts what is read; its first batch may begin before. None where
+    nobody counts."""
     _forecast: Forecast = field(default_factory=Forecast)
 
     def times(self, base: Manifest) -> BatchTimes:
@@ -104,6 +112,8 @@ class StageJob:
 
     def computed(self, rows: DataFrame, base: Manifest, after: Mapping[str, Position], times: BatchTimes) -> Written:
         """What that batch gives; where it fails and the stage rejects, without the records that are to blame."""
+        counts = self._counts(base, after)
+        before = counts.now() if counts is not None else {}
         try:
             results = self._compute(rows, base, times, few_keys=self._forecast.few_keys)
         except Exception as error:
@@ -111,7 +121,14 @@ class StageJob:
                 raise
             return self.config.rescue(Batch(self, base, after, times), error)
         self._forecast.learn(results)
-        return Written(results)
+        if counts is None:
+            return Written(results)
+        return Written(results, read={name: count - before[name] for name, count in counts.now().items()})
+
+    def _counts(self, base: Manifest, after: Mapping[str, Position]) -> RecordCounts | None:
+        """What counts the records of users' topics that a batch reads; None where it reads none."""
+        users = any(not base.inputs[name].upstream and end.offsets for name, end in after.items())
+        return RecordCounts.of(self.query.result(_START_S)) if users and self.query is not None else None
 
     def _compute(
         self,

@@ -52,6 +52,7 @@ def start(
         options = SourceOptions(
             input=name,
             topic=at.topic,
+            topic_id="" if at.upstream else at.topic_id,
             upstream=at.upstream,
             patience_s=places.patience_s,
             max_records=config.limits.max_records,

@@ -4,6 +4,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -72,6 +73,7 @@ class StageRunner:
         self._on_commit, self._on_move = on_commit, on_move
         self._busy = threading.Lock()
         self._stopping = self._settled = False
+        self._query = Future[StreamingQuery]()
         self.error: BaseException | None = None
         """What ended the stage, unless it was stopped."""
         self._closed_snapshots: frozenset[str] = frozenset()
@@ -94,7 +96,9 @@ class StageRunner:
             failed=self._fail,
             fill=partial(fill_changes, local, cache) if has_table else None,
         )
-        self._job = StageJob(config, local, cache, self._homes, access, stopping=lambda: self._stopping)
+        self._job = StageJob(
+            config, local, cache, self._homes, access, stopping=lambda: self._stopping, query=self._query
+        )
         self._upkeep: Upkeep | None = None
         if has_table:
             self._upkeep = Upkeep(
@@ -138,7 +142,9 @@ class StageRunner:
     def start(self, spark: SparkSession) -> StreamingQuery:
         """Start the streaming query at the head's positions."""
         self._wake_for(self.head)
-        return query.start(spark, self._config, self.head, self._on_batch, counts=self._meter.folder)
+        started = query.start(spark, self._config, self.head, self._on_batch, counts=self._meter.folder)
+        self._query.set_result(started)
+        return started
 
     def settle(self, timeout_s: float) -> None:
         """Let the batch under way end and what is not flushed be committed; what takes longer is dropped whole.

@@ -4,16 +4,17 @@ What a run makes of a program that does not fit what is stored: it refuses, and 
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import xxhash
 from msgspec.structs import replace
 
-from ...errors import NotFound, Refused
+from ...errors import AnotherTopic, NotFound, Refused
 from ...fold.fits import ANOTHER_STAGE, fit_inputs, fit_table, visible
 from ...fold.kinds.kind import key_of_table, kind_of
+from ...fold.topics import TopicState, merged, why_another
 from ...keep.clone.first_versions import channel_topic
 from ...keep.maintain.stages import bring_back
 from ...keep.migrate.migrate import of_column
@@ -35,7 +36,7 @@ from ..api.topic import Repartition, Topic
 from ..batch.schemas import Shape, ddl_of
 from ..kafka.protocol import Kafka
 from ..publish import prepare as sinks
-from .start_positions import Bounds, StartFinder, StartPosition, log_unseen, start_at
+from .start_positions import StartFinder, StartPosition, another_channel, log_unseen, start_at
 
 
 def migrate_command(app: App) -> str:
@@ -186,6 +187,10 @@ class Claimer:
             head = None
         if head is not None:
             check_declared(self.app, stage, head.table)
+            for channel in stage.repartitions:
+                if (output := head.outputs.get(channel.name)) is not None:
+                    self._same_channel(stage, output)
+            sinks.check_internal(self.kafka, stage, head, self.publishes, self.accept_loss)
         return head, self.starts(stage, head)
 
     def start_of(self, name: str) -> tuple[int, ...]:
@@ -232,7 +237,7 @@ class Claimer:
             known = draft if draft.inputs else None
             table = agreed(self.app, stage, shape.table, known)
             return replace(
-                start_at(self.store, draft, self.starts(stage, known), self.by),
+                start_at(self.store, draft, self.starts(stage, known, claiming=True), self.by),
                 table=table,
                 clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
                 outputs=self.outputs(stage, draft, shape),
@@ -256,10 +261,26 @@ class Claimer:
         for channel in stage.repartitions:
             output = known.outputs.get(channel.name)
             if output is None:
-                ends = self.kafka.offsets(topic := self._topic_of(channel))[1]
-                output = Output(topic, ends, (0,) * len(ends))
+                now = self.kafka.state(topic := self._topic_of(channel))
+                output = Output(topic, now.ends, (0,) * len(now.ends), topic_id=now.id)
+            else:
+                output = self._same_channel(stage, output)
             found[channel.name] = replace(output, schema=ddl_of(shape.emits[channel.name]))
         return found
+
+    def _same_channel(self, stage: Stage, output: Output) -> Output:
+        """A channel that a stage writes, by the topic that Kafka has. Raises `AnotherTopic`, and as `check`.
+
+        Where loss is accepted and the topic was made again, it goes on behind what is there.
+        """
+        count = len(output.ends)
+        now = self._state(stage, output.topic)
+        now = now._replace(earliest=now.earliest[:count], ends=now.ends[:count])
+        if why := why_another(output.topic, output.topic_id, output.ends, now):
+            if not self.accept_loss or len(now.ends) < count:
+                raise AnotherTopic(f"stage {stage.name!r} cannot go on: {why}", hint=another_channel(self.app.name))
+            return replace(output, ends=now.ends, topic_id=now.id)
+        return replace(output, topic_id=merged(output.topic_id, now.id))
 
     def begin(self, stage: Stage, name: str) -> Input:
         """Where a stage that has versions begins to read an input that is new to it: where the program says.
@@ -275,8 +296,9 @@ class Claimer:
             upstream, channel = self.app.writer_of(name).name, self.app.channel(name)
             sender = history.head(self.store, self.app.name, upstream)
             if sender is not None and name not in sender.outputs:
-                none = (0,) * len(self._bounds(stage, self._topic_of(channel))[0])
-                return Input(self._topic_of(channel), none, upstream, sender.version, consumed=none)
+                now = self._state(stage, topic := self._topic_of(channel))
+                none = (0,) * len(now.ends)
+                return Input(topic, none, upstream, sender.version, consumed=none, topic_id=now.id)
         return self._start(stage, one, None).at
 
     def _channels(self, stages: tuple[Stage, ...]) -> dict[str, int]:
@@ -287,8 +309,11 @@ class Claimer:
     def _topic_of(self, channel: Repartition) -> str:
         return self.others.get(channel.name) or channel_topic(self.app.name, channel.name)
 
-    def starts(self, stage: Stage, head: Manifest | None) -> dict[str, StartPosition]:
-        """Where a stage begins to read, by the input's declared name; a new one has no `head`. Raises as `check`."""
+    def starts(self, stage: Stage, head: Manifest | None, *, claiming: bool = False) -> dict[str, StartPosition]:
+        """Where a stage begins to read, by the input's declared name; a new one has no `head`. Raises as `check`.
+
+        `claiming`: the head is the draft of its claim, and the stages upstream that this run has were claimed before.
+        """
         left: dict[str, Input | None] = {}
         if head is not None:
             check_inputs(self.app, stage, head)
@@ -298,7 +323,7 @@ class Claimer:
             heads = heads_of(self.store, self.app.name, history.list_stages(self.store, self.app.name)).values()
             left = {name: left_at(heads, name, self.app.writer_of(name).name) for name in stage.channels}
         return {
-            name: StartPosition(self._kept(at)) if (at := left.get(name)) else self._start(stage, one, head)
+            name: StartPosition(self._kept(at)) if (at := left.get(name)) else self._start(stage, one, head, claiming)
             for name, one in stage.inputs.items()
         }
 
@@ -313,9 +338,11 @@ class Claimer:
             )
         return left
 
-    def _start(self, stage: Stage, one: Topic | str, head: Manifest | None) -> StartPosition:
-        bounds = partial(self._bounds, stage)
-        finder = StartFinder(self.store, self.app.name, stage.name, head, bounds, self.accept_loss)
+    def _start(self, stage: Stage, one: Topic | str, head: Manifest | None, claiming: bool = False) -> StartPosition:
+        state = partial(self._state, stage)
+        finder = StartFinder(
+            self.store, self.app.name, stage.name, head, state, self.accept_loss, claiming, self._since
+        )
         if isinstance(one, Topic):
             topic = self.topics.get(one.name, one.name)
             first_since = partial(self.kafka.offsets_since, topic)
@@ -323,19 +350,24 @@ class Claimer:
             return finder.topic(one.name, topic, begin)
         return finder.channel(one, self._topic_of(self.app.channel(one)), self.app.writer_of(one).name)
 
-    def _bounds(self, stage: Stage, topic: str) -> Bounds:
-        """Earliest and end offsets of a topic; of a repartition topic that is not made yet, as they will be."""
+    def _since(self, topic: str, time_ms: int) -> Sequence[int]:
+        count = len(self.kafka.offsets(topic)[1])
+        return self.kafka.offsets_since(topic, [time_ms] * count)
+
+    def _state(self, stage: Stage, topic: str) -> TopicState:
+        """A topic as Kafka has it; a repartition topic that is not made yet, as it will be."""
         try:
-            return self.kafka.offsets(topic)
+            return self.kafka.state(topic)
         except Refused:
             if topic in self._channels((stage,)):
                 # Kafka does not say whether there is one that may not be seen. Who may not make it lacks that first.
                 self.create_channels((stage,), only_ask=True)
             raise
         except NotFound as error:
-            for channel in map(self.app.channel, stage.channels):
+            for channel in (*stage.repartitions, *map(self.app.channel, stage.channels)):
                 if topic == self._topic_of(channel):
-                    return ((0,) * channel.partitions,) * 2
+                    none = (0,) * channel.partitions
+                    return TopicState(none, none)
             raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
 
 

@@ -8,16 +8,17 @@ for the past.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import Corruption, Gone, KeysForgotten, Refused
+from ...fold.topics import TopicState, are_two, is_known
 from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent, common
 from ...store.archive.reading import Archives, TopicArchives
 from ...store.objects.protocol import ObjectStore
 from .columns import ArchivedMessages
-from .protocol import Kafka, Message, Offsets, Properties, Record, Transactions, TransactionSettings
+from .protocol import Kafka, Message, Offsets, Properties, Record, Transactions, TransactionSettings, another_read
 
 _CHUNK = 10_000
 _LOST = "gone from Kafka"
@@ -41,7 +42,7 @@ class ArchivedKafka:
     columns: Sequence[str] = tuple(SCHEMA.names)
     """Those of an archive that its messages have, `offset` always: who needs no others reads it in half the time."""
     _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    """Topics' ids, of those that have archives."""
+    """Topics' ids, of those that have archives, or whose offsets are those of a topic of a certain id."""
 
     @property
     def properties(self) -> Properties:
@@ -54,13 +55,17 @@ class ArchivedKafka:
     def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]:
         return self.kafka.partition_counts(timeout_s=timeout_s)
 
-    def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
+    def state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
         """As Kafka's; the earliest is where the archive begins, if it has all from there on that Kafka has not."""
-        earliest, ends = self.kafka.offsets(topic, timeout_s=timeout_s)
-        archive = self._archive(topic) if any(earliest) else None
+        found = self.kafka.state(topic, timeout_s=timeout_s)
+        archive = self._archive(topic) if any(found.earliest) else None
         if archive is None or self._is_other(topic, archive):
-            return earliest, ends
-        return tuple(archive.reaches_back(partition, first) for partition, first in enumerate(earliest)), ends
+            return found
+        earliest = tuple(archive.reaches_back(partition, first) for partition, first in enumerate(found.earliest))
+        return found._replace(earliest=earliest)
+
+    def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
+        return self.state(topic, timeout_s=timeout_s)[:2]
 
     def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         found, (earliest, _) = self.kafka.offsets_since(topic, times_ms), self.kafka.offsets(topic)
@@ -71,6 +76,9 @@ class ArchivedKafka:
             archive.first_since(partition, archive.reaches_back(partition, first), first, time_ms, at)
             for partition, (at, first, time_ms) in enumerate(zip(found, earliest, times_ms, strict=True))
         )
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        return self.kafka.topic_ids(topics)
 
     def topic_id(self, topic: str) -> str:
         return self.kafka.topic_id(topic)
@@ -93,9 +101,23 @@ class ArchivedKafka:
         return self.kafka.not_writable(topic)
 
     def read(
-        self, topic: str, partition: int, start: int, end: int, *, patience_s: float, gone: list[Gone] | None = None
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        patience_s: float,
+        gone: list[Gone] | None = None,
+        topic_id: str = "",
     ) -> Iterator[Sequence[Message]]:
-        archive = self._archive(topic) if self.of_past else None
+        """See the Protocol. Of a topic that is not there any more, what archives have of it is read."""
+        archive = self._archive(topic, topic_id) if self.of_past else None
+        if is_known(topic_id) and are_two(topic_id, self._id(topic)):
+            if archive is None or archive.topic_id != topic_id:
+                raise another_read(topic, topic_id, self._id(topic))
+            yield from self._of_archive(archive, Extent(partition, start, end), gone, _ANOTHER)
+            return
         if archive is not None:
             if why := self._no_topic(topic, archive):
                 yield from self._of_archive(archive, Extent(partition, start, end), gone, why)
@@ -164,23 +186,32 @@ class ArchivedKafka:
     def delete_groups(self, groups: Sequence[str]) -> None:
         self.kafka.delete_groups(groups)
 
-    def _archive(self, topic: str) -> TopicArchives | None:
-        """What there is of a topic in archives. Asks Kafka for nothing where there is none."""
-        found = self.archives.of(topic)
-        if found and topic not in self._ids:
+    def _archive(self, topic: str, topic_id: str = "") -> TopicArchives | None:
+        """What archives have of the topic of this id; by default of Kafka's, or of the last one that was archived.
+
+        No request to Kafka where they have nothing.
+        """
+        wanted = topic_id if is_known(topic_id) else ""
+        found = self.archives.of(topic, wanted)
+        archive = found.of_topic(wanted or self._id(topic)) if found else None
+        return None if archive is None or (wanted and archive.topic_id not in ("", wanted)) else archive
+
+    def _id(self, topic: str) -> str:
+        """The id of Kafka's topic, asked for once."""
+        if topic not in self._ids:
             self._ids[topic] = self.kafka.topic_id(topic)
-        return found.of_topic(self._ids[topic]) if found else None
+        return self._ids[topic]
 
     def _no_topic(self, topic: str, archive: TopicArchives) -> str:
         """Why Kafka is not to be asked for records of the past; empty where it is."""
         if self._is_other(topic, archive):
             return _ANOTHER
         # For one that is not there a client might wait.
-        return "" if self._ids[topic] or topic in self.partition_counts() else _LOST
+        return "" if self._id(topic) or topic in self.partition_counts() else _LOST
 
     def _is_other(self, topic: str, archive: TopicArchives) -> bool:
         """Whether Kafka's topic is another one than that of the archive."""
-        return bool(self._ids[topic]) and archive.topic_id not in ("", self._ids[topic])
+        return are_two(archive.topic_id, self._id(topic))
 
     def _begins(self, topic: str, partition: int, end: int, error: Refused) -> int:
         """The first offset that Kafka has, at most the end, where it refused to read; raises what else was wrong."""

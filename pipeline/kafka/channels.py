@@ -7,7 +7,7 @@ and its offsets follow the stage's commits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 from ulid import ULID
 
 from ...errors import NotFound, Refused
+from ...fold.topics import TopicState, are_two
 from ...moments.cut.in_flight import InFlight
 from ...moments.cut.stored import ADDRESS
 from ...store.objects.protocol import ObjectStore
@@ -22,7 +23,10 @@ from .archived import archived
 from .columns import Columns
 from .messages import decode_addressed, header_of, marker_of, of_attempts, read_rows, send, split
 from .open import end_offsets
-from .protocol import Kafka, Offsets
+from .protocol import Kafka, Offsets, another_read
+
+_STATE_S = 5.0
+"""For one topic's id and offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +41,29 @@ class KafkaChannels:
         """The same, with what Kafka has lost of these apps' input read from their archives."""
         return replace(self, kafka=archived(self.kafka, store, *apps))
 
-    def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
-        earliest, ends = self.kafka.offsets(topic)
-        if len(ends) != len(offsets):
+    def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
+        now = self.kafka.state(topic)
+        if are_two(topic_id, now.id):
+            raise another_read(topic, topic_id, now.id)
+        if len(now.ends) != len(offsets):
             raise Refused(
-                f"topic {topic!r} has {len(ends)} partitions; the source has read {len(offsets)}",
+                f"topic {topic!r} has {len(now.ends)} partitions; the source has read {len(offsets)}",
                 hint="a replacement needs the same partitions, with the same events up to the clone's offsets",
             )
         outside = [
             f"{topic}[{partition}] is read from {at}, but holds {first}..{end}"
-            for partition, (at, first, end) in enumerate(zip(offsets, earliest, ends, strict=True))
+            for partition, (at, first, end) in enumerate(zip(offsets, now.earliest, now.ends, strict=True))
             if not first <= at <= end
         ]
         if outside:
             raise Refused("; ".join(outside), hint="choose a moment, or a topic, whose offsets Kafka still has")
+
+    def state(self, topic: str, /) -> TopicState | None:
+        """A topic as Kafka has it, or None when there is no such topic."""
+        try:
+            return self.kafka.state(topic, timeout_s=_STATE_S)
+        except NotFound:
+            return None
 
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
         """The end offset of each partition, or None when there is no such topic."""
@@ -63,6 +76,10 @@ class KafkaChannels:
 
     def topic_id(self, topic: str, /) -> str:
         return self.kafka.topic_id(topic)
+
+    def topic_ids(self, topics: Collection[str], /) -> dict[str, str]:
+        """The ids of those of these topics that are there."""
+        return self.kafka.topic_ids(topics)
 
     def records(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[pa.Table]:
         for chunk in self.kafka.read(topic, partition, start, end, patience_s=self.patience_s):
@@ -82,7 +99,15 @@ class KafkaChannels:
         decoded = partial(decode_addressed, attempts=frozenset(in_flight.attempts))
         counts = in_flight.counts or (None,) * len(in_flight.ends)
         for partition, where in enumerate(zip(in_flight.starts, in_flight.ends, counts, strict=True)):
-            yield from read_rows(self.kafka, in_flight.topic, partition, *where, decoded, patience_s=self.patience_s)
+            yield from read_rows(
+                self.kafka,
+                in_flight.topic,
+                partition,
+                *where,
+                decoded,
+                patience_s=self.patience_s,
+                topic_id=in_flight.topic_id,
+            )
 
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
         self.kafka.commit_offsets(group_of(app, stage), positions)
@@ -111,7 +136,9 @@ class KafkaChannels:
     def _messages(self, in_flight: InFlight) -> Iterator[Iterable[tuple[int, bytes]]]:
         attempts = frozenset(in_flight.attempts)
         for partition, where in enumerate(zip(in_flight.starts, in_flight.ends, strict=True)):
-            for chunk in self.kafka.read(in_flight.topic, partition, *where, patience_s=self.patience_s):
+            for chunk in self.kafka.read(
+                in_flight.topic, partition, *where, patience_s=self.patience_s, topic_id=in_flight.topic_id
+            ):
                 yield [(partition, message.value() or b"") for message in of_attempts(chunk, attempts)]
 
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicCollection, TopicPartition, Uuid
-from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, OffsetSpec
+from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, OffsetSpec, TopicDescription
 
 from ...errors import Gone, NotFound, Refused
+from ...fold.topics import TopicState, id_of_epochs
 from .clients import GONE, POLL_S, Clients, asking, clients, lacking, read_range, server, unavailable
 from .patience import patience_with
-from .protocol import NotTaken, Offsets, Properties, Record, TransactionSettings
+from .protocol import NotTaken, Offsets, Properties, Record, TransactionSettings, check_read
 from .transactions import KafkaTransactions
 
 _NO_LEADER = (
@@ -55,24 +56,31 @@ class LibrdKafka:
             raise unavailable(self.properties, error) from None
         return {name: len(meta.partitions) for name, meta in listed.items()}
 
-    def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
-        def ask(left_s: float) -> tuple[Offsets, Offsets]:
-            count = self._count(topic, left_s)
-            earliest, latest = ([spec] * count for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
-            return self._list(topic, earliest, left_s), self._list(topic, latest, left_s)
+    def state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
+        def ask(left_s: float) -> TopicState:
+            count, topic_id = self._describe(topic, left_s)
+            earliest, _ = self._list(topic, [OffsetSpec.earliest()] * count, left_s)
+            ends, epochs = self._list(topic, [OffsetSpec.latest()] * count, left_s)
+            return TopicState(earliest, ends, topic_id or id_of_epochs(epochs))
 
         return self._until_led(ask, timeout_s)
 
+    def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
+        return self.state(topic, timeout_s=timeout_s)[:2]
+
     def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         specs = [OffsetSpec.for_timestamp(at) for at in times_ms]
-        return self._until_led(lambda left_s: self._list(topic, specs, left_s), 10)
+        return self._until_led(lambda left_s: self._list(topic, specs, left_s)[0], 10)
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        if not topics:
+            return {}
+        asked = self._clients.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=10)
+        absent = {name for name, _ in self._failures(asked, ())}
+        return {name: _id_of(answer.result()) for name, answer in asked.items() if name not in absent}
 
     def topic_id(self, topic: str) -> str:
-        asked = self._clients.admin.describe_topics(TopicCollection([topic]), request_timeout=10)
-        if any(True for _ in self._failures(asked, ())):
-            return ""
-        found = str(asked[topic].result().topic_id)
-        return "" if found == _NO_ID else found
+        return self.topic_ids([topic]).get(topic, "")
 
     def _until_led(self, ask: Callable[[float], _Answer], timeout_s: float) -> _Answer:
         """What `ask` gives within the seconds it is told, tried again while partitions have no leader."""
@@ -87,21 +95,28 @@ class LibrdKafka:
                     raise unavailable(self.properties, error) from None
             time.sleep(POLL_S)
 
-    def _count(self, topic: str, timeout_s: float) -> int:
-        """The topic's number of partitions. Raises `NotFound`, or `Refused` where the broker does not let us look."""
-        meta = self._clients.admin.list_topics(topic, timeout=timeout_s).topics.get(topic)
-        if meta is not None and (refused := lacking(self.properties, meta.error, "Describe", topic)):
-            raise refused
-        if meta is None or not meta.partitions or (meta.error is not None and meta.error.code() in GONE):
-            raise NotFound("Kafka topic", topic, (name for name in self.partition_counts() if name[:2] != "__"))
-        return len(meta.partitions)
+    def _describe(self, topic: str, timeout_s: float) -> tuple[int, str]:
+        """The topic's number of partitions, and its id. Raises `NotFound`, and `Refused` where we may not look."""
+        admin = self._clients.admin
+        try:
+            about = admin.describe_topics(TopicCollection([topic]), request_timeout=timeout_s)[topic].result()
+        except KafkaException as error:
+            if refused := lacking(self.properties, error.args[0], "Describe", topic):
+                raise refused from None
+            if error.args[0].code() in GONE:
+                known = (name for name in self.partition_counts() if name[:2] != "__")
+                raise NotFound("Kafka topic", topic, known) from None
+            raise
+        return len(about.partitions), _id_of(about)
 
-    def _list(self, topic: str, specs: Sequence[OffsetSpec], timeout_s: float) -> Offsets:
-        """The offset that each partition's spec asks for."""
+    def _list(self, topic: str, specs: Sequence[OffsetSpec], timeout_s: float) -> tuple[Offsets, Offsets]:
+        """The offset that each partition's spec asks for, and the leader epoch there, -1 where nobody says."""
         places = {TopicPartition(topic, partition): spec for partition, spec in enumerate(specs)}
         committed = IsolationLevel.READ_COMMITTED
         asked = self._clients.admin.list_offsets(places, isolation_level=committed, request_timeout=timeout_s)
-        return tuple(asked[place].result().offset for place in places)
+        found = [asked[place].result() for place in places]
+        epochs = (-1 if each.leader_epoch is None else each.leader_epoch for each in found)
+        return tuple(each.offset for each in found), tuple(epochs)
 
     def create_topics(
         self, partitions: Mapping[str, int], *, only_ask: bool = False, config: Mapping[str, str] | None = None
@@ -163,8 +178,17 @@ class LibrdKafka:
                     yield name, error.args[0]
 
     def read(
-        self, topic: str, partition: int, start: int, end: int, *, patience_s: float, gone: list[Gone] | None = None
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        patience_s: float,
+        gone: list[Gone] | None = None,
+        topic_id: str = "",
     ) -> Iterator[Sequence[Message]]:
+        check_read(self, topic, topic_id)
         return read_range(self.properties, topic, partition, start, end, patience_with(self, patience_s), gone)
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
@@ -222,3 +246,9 @@ class LibrdKafka:
         if groups:
             asked = self._clients.admin.delete_consumer_groups(list(groups), request_timeout=10)
             tuple(self._failures(asked, ()))
+
+
+def _id_of(about: TopicDescription) -> str:
+    """A topic's id; empty where the broker gives none."""
+    found = str(about.topic_id)
+    return "" if found == _NO_ID else found

@@ -16,6 +16,7 @@ from zlib import crc32
 
 from ...durations import DAY_MS
 from ...errors import Gone, NotFound, Refused
+from ...fold.topics import TopicState, id_of_epochs
 from .patience import patience_with
 from .protocol import (
     Broken,
@@ -26,6 +27,7 @@ from .protocol import (
     Properties,
     Record,
     TransactionSettings,
+    check_read,
     gone_error,
     topic_gone,
 )
@@ -72,6 +74,8 @@ class _Partition:
     start: int = 0
     log: list[_Message | None] = field(default_factory=list)
     """None is the mark of a transaction's end, which nobody reads."""
+    epoch: int = 0
+    """The leader epoch."""
 
 
 class MemoryKafka:
@@ -85,6 +89,10 @@ class MemoryKafka:
         self._retention_ms: dict[str, int] = {}
         """What topics say; nothing goes by itself."""
         self._ids: dict[str, str] = {}
+        self.gives_ids = True
+        """False imitates brokers from before topics had ids."""
+        self.states_asked = 0
+        """How often a topic's state was asked for."""
         self._producers: dict[str, object] = {}
         """Who may write, by transactional id."""
         self._lock = Lock()
@@ -107,10 +115,16 @@ class MemoryKafka:
         with self._lock:
             return {name: len(partitions) for name, partitions in self._topics.items()}
 
-    def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
-        partitions = self._partitions(topic)
+    def state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
+        self.states_asked += 1
         with self._lock:
-            return tuple(each.start for each in partitions), tuple(len(each.log) for each in partitions)
+            partitions = self._partitions(topic)
+            starts, ends = tuple(each.start for each in partitions), tuple(len(each.log) for each in partitions)
+            topic_id = self._ids[topic] if self.gives_ids else id_of_epochs([each.epoch for each in partitions])
+            return TopicState(starts, ends, topic_id)
+
+    def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
+        return self.state(topic, timeout_s=timeout_s)[:2]
 
     def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         return tuple(
@@ -118,8 +132,12 @@ class MemoryKafka:
             for at, each in zip(times_ms, self._partitions(topic), strict=True)
         )
 
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        with self._lock:
+            return {name: self._ids[name] if self.gives_ids else "" for name in topics if name in self._topics}
+
     def topic_id(self, topic: str) -> str:
-        return self._ids.get(topic, "")
+        return self.topic_ids([topic]).get(topic, "")
 
     def create_topics(
         self, partitions: Mapping[str, int], *, only_ask: bool = False, config: Mapping[str, str] | None = None
@@ -129,7 +147,13 @@ class MemoryKafka:
                 if name not in self._topics:
                     self._topics[name] = [_Partition() for _ in range(count)]
                     self._retention_ms[name] = int((config or {}).get("retention.ms", 7 * DAY_MS))
-                self._ids.setdefault(name, uuid4().hex)
+                    self._ids[name] = uuid4().hex
+
+    def elect(self, topic: str) -> None:
+        """Have other brokers lead a topic's partitions."""
+        with self._lock:
+            for each in self._partitions(topic):
+                each.epoch += 1
 
     def add_partitions(self, topic: str, count: int) -> None:
         """Give a topic more partitions, up to `count`."""
@@ -157,8 +181,17 @@ class MemoryKafka:
         return None
 
     def read(
-        self, topic: str, partition: int, start: int, end: int, *, patience_s: float, gone: list[Gone] | None = None
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        patience_s: float,
+        gone: list[Gone] | None = None,
+        topic_id: str = "",
     ) -> Iterator[Sequence[_Message]]:
+        check_read(self, topic, topic_id)
         at, patience = start, patience_with(self, patience_s)
         while at < end:
             try:

@@ -155,16 +155,18 @@ def read_rows(
     decoded: Callable[[Sequence[Message]], Iterator[_Rows]],
     *,
     patience_s: float,
+    topic_id: str = "",
 ) -> Iterator[_Rows]:
     """What `decoded` makes of the messages at offsets start to end - 1 of one partition of a repartition topic.
 
-    `sent` is how many rows there must be, None where that is not known. Raises `Corruption` where they are more or
-    fewer, and as `Kafka.read`; what is gone does not matter where no row of it was.
+    `sent` is how many rows there must be, None where that is not known. With a `topic_id`, it must be that topic.
+    Raises `Corruption` where they are more or fewer, and as `Kafka.read`; what is gone does not matter where no row of
+    it was.
     """
     found = 0
     gone: list[Gone] = []
     where = (topic, partition, start, end)
-    for chunk in kafka.read(*where, patience_s=patience_s, gone=None if sent is None else gone):
+    for chunk in kafka.read(*where, patience_s=patience_s, gone=None if sent is None else gone, topic_id=topic_id):
         for rows in decoded(chunk):
             found += rows.num_rows
             yield rows

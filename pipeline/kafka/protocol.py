@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ...errors import Gone, Refused, SlackwaterError, Unavailable
+from ...errors import AnotherTopic, Gone, Refused, SlackwaterError, Unavailable
+from ...fold.topics import TopicState, are_two
 
 Properties = Mapping[str, str]
 """What Kafka is opened by (`open_kafka`): librdkafka's client properties, `bootstrap.servers` at least."""
@@ -124,11 +125,20 @@ class Kafka(Protocol):
     def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]:
         """Number of partitions by name of topic."""
 
+    def state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
+        """Its id, and earliest and end offset of each partition, the end as a committed reader sees it.
+
+        Raises `NotFound`.
+        """
+
     def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
-        """Earliest and end offset of each partition, the end as a committed reader sees it. Raises `NotFound`."""
+        """Earliest and end offset of each partition, as `state`."""
 
     def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         """Of each partition the offset of its first record of its time or later, in ms since 1970; -1 for none."""
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """Kafka's ids of those of these topics that are there, in one request; empty where the brokers give none."""
 
     def topic_id(self, topic: str) -> str:
         """Kafka's id of a topic, which one that is made anew under its name has not; empty where nobody knows."""
@@ -154,9 +164,19 @@ class Kafka(Protocol):
         """Why we may not write to a topic; None where we may, or the broker does not say."""
 
     def read(
-        self, topic: str, partition: int, start: int, end: int, *, patience_s: float, gone: list[Gone] | None = None
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        patience_s: float,
+        gone: list[Gone] | None = None,
+        topic_id: str = "",
     ) -> Iterator[Sequence[Message]]:
         """The messages at offsets start to end - 1 of one partition, in chunks; gaps in the offsets are passed over.
+
+        With a `topic_id`, Kafka is asked first whether its topic is that one, or `AnotherTopic` is raised.
 
         Where the first of them are gone, the rest is read if there is a list `gone`, to which the error is added: what
         is gone may be what failed attempts left, or markers, which nobody misses. Raises `Gone`, `Refused`, and
@@ -186,6 +206,22 @@ def gone_error(topic: str, partition: int, at: int, first: int, end: int) -> Gon
     return Gone(
         f"offsets {at} to {last} of {topic}[{partition}] are gone from Kafka",
         hint="choose a moment whose records Kafka still has, or a snapshot, which keeps those in flight",
+    )
+
+
+def check_read(kafka: Kafka, topic: str, topic_id: str) -> None:
+    """Raise `AnotherTopic` where Kafka's topic is not the one of this id, if there is one."""
+    if topic_id and are_two(topic_id, now := kafka.topic_id(topic)):
+        raise another_read(topic, topic_id, now)
+
+
+def another_read(topic: str, topic_id: str, now: str) -> AnotherTopic:
+    """The error for records of the past whose topic is not there any more, and another one has its name."""
+    return AnotherTopic(
+        f"topic {topic!r} is another one than was read then: it was the one of id {topic_id}, and was deleted and made "
+        f"again since; now it is the one of id {now}",
+        hint="an input archive keeps what an app reads, whatever becomes of the topic: docs/archive.md; or choose a "
+        "later moment",
     )
 
 

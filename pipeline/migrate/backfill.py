@@ -17,6 +17,7 @@ from ulid import ULID
 from ... import instants
 from ...errors import NotFound, Refused
 from ...fold.fits import Declared
+from ...fold.topics import are_two
 from ...keep.backfill.fill import swap_in, sweep
 from ...keep.backfill.targets import BackfillTarget, Left, backfillable, nothing
 from ...keep.backfill.windows import left_in
@@ -243,7 +244,15 @@ def reach(
         name, ends = called.get(topic, topic), target.ends[topic]
         if (channel := target.channels.get(topic)) is not None:
             name = channel.end.topic
-        earliest = kafka.offsets(name)[0]
+        now = kafka.state(name)
+        earliest = now.earliest
+        if name not in called.values() and are_two(target.topic_ids.get(topic, ""), now.id):
+            return Left(
+                target.stage,
+                target.columns,
+                f"topic {name!r} was deleted and made again since it was read: what it had read is not there any more",
+                "where you have those records elsewhere, a stage of another name can begin with them: slackwater init",
+            )
         if channel is not None:
             left = left_in(store, target.app, topic, channel, earliest)
             target = replace(target, channels={**target.channels, topic: left})

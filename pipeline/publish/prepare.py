@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
 from pyspark.sql.types import StructType
 
-from ...errors import NotFound, Refused
+from ...errors import AnotherTopic, NotFound, Refused
+from ...fold.topics import TopicState, merged, why_another
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, published
 from ...store.versions.manifest import Manifest, Sink
@@ -18,6 +21,8 @@ from ..kafka.open import end_offsets
 from ..kafka.protocol import FOR_EVER, Kafka
 from ..messages import outgoing
 from ..source.spark_types import arrow_of
+
+_log = logging.getLogger("slackwater")
 
 _PATIENCE_S = 30.0
 
@@ -80,11 +85,16 @@ class InternalTopics:
         """The end offset of each partition, or None when there is no such topic."""
         return end_offsets(self.kafka, topic)
 
-    def internal(self, app: str, stage: str, sink: str, /) -> tuple[str, int]:
-        """The internal topic of a sink, which is made where there is none, and where it ends."""
+    def topic_id(self, topic: str, /) -> str:
+        """Kafka's id of a topic; empty where nobody knows."""
+        return self.kafka.topic_id(topic)
+
+    def internal(self, app: str, stage: str, sink: str, /) -> tuple[str, int, str]:
+        """The internal topic of a sink, which is made where there is none, where it ends, and its id."""
         topic = api.internal_topic(app, stage, sink)
         self.kafka.create_topics({topic: 1}, config=FOR_EVER)
-        return topic, self.kafka.offsets(topic)[1][0]
+        now = self.kafka.state(topic)
+        return topic, now.ends[0], now.id
 
 
 def prepare(stage: Stage, emits: Mapping[str, StructType], publishes: Mapping[str, str] | None) -> None:
@@ -116,7 +126,9 @@ def claimed(
         if withdrawn:
             continue
         if name in declared and declared[name].kind == sink.kind:
-            found[name] = sink
+            same = _same(kafka, draft.stage, name, sink, accept_loss)
+            if same is not None:
+                found[name] = same
         elif not accept_loss and (behind := published.behind(sink, published.newest(store, draft, name))):
             raise Refused(
                 f"stage {draft.stage!r} no longer has the sink {name!r}, and not all of its rows are published yet: "
@@ -126,5 +138,41 @@ def claimed(
             )
     for name in declared.keys() - found.keys():
         topic = api.internal_topic(draft.app, stage.name, name)
-        found[name] = Sink(topic, kafka.offsets(topic)[1][0], draft.version, declared[name].kind)
+        now = kafka.state(topic)
+        found[name] = Sink(topic, now.ends[0], draft.version, declared[name].kind, topic_id=now.id)
     return {name: found[name] for name in declared}
+
+
+def check_internal(
+    kafka: Kafka, stage: Stage, head: Manifest, publishes: Mapping[str, str] | None, accept_loss: bool
+) -> None:
+    """See that the internal topics of the sinks that go on are those that they were. Raises `AnotherTopic`."""
+    declared = {one.name: one.kind for one in written(stage, publishes)}
+    for name, sink in head.sinks.items():
+        if declared.get(name) == sink.kind:
+            _same(kafka, head.stage, name, sink, accept_loss)
+
+
+def _same(kafka: Kafka, stage: str, name: str, sink: Sink, accept_loss: bool) -> Sink | None:
+    """A sink that goes on; None where its internal topic was made again and loss is accepted: it begins anew.
+
+    Raises `AnotherTopic` where loss is not accepted.
+    """
+    try:
+        now = kafka.state(sink.topic)
+    except NotFound:
+        now = TopicState((0,), (0,))  # it is made before the claim
+    if why := why_another(sink.topic, sink.topic_id, (sink.end,), now):
+        if not accept_loss:
+            raise AnotherTopic(f"sink {name!r} of stage {stage!r} cannot go on: {why}", hint=another_internal())
+        _log.warning("sink %r of stage %r begins anew, without what was not published yet: %s", name, stage, why)
+        return None
+    return replace(sink, topic_id=merged(sink.topic_id, now.id))
+
+
+def another_internal() -> str:
+    """The way on from an internal topic that was made again."""
+    return (
+        "rows that were committed and not published yet went with it: run the app with --accept-loss, which goes on "
+        "with what comes from then on"
+    )

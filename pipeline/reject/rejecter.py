@@ -194,9 +194,10 @@ class BatchRejecter:
             raise error
         numbering = numbering_of(batch.base.inputs, batch.after)
         messages = Messages(self.where.open_kafka(), self._sources(batch), numbering, self.where.patience_s)
-        results, found = self._without_culprits(batch, self._read(messages), error)
+        read: dict[str, int] = {}
+        results, found = self._without_culprits(batch, self._read(messages), error, read=read)
         if not found:
-            return Written(results)
+            return Written(results, read=read)
         rejected = messages.rejected(found)
         now_ms, version = instants.now_ms(), batch.base.version + 1
         if self.topic:
@@ -204,7 +205,7 @@ class BatchRejecter:
         rows = [row_of(one, version=version, now_ms=now_ms) for one in rejected]
         table = self._table_of(batch).put(batch.base, rows, version, added=len(rows), waiting=len(rows))
         parents = traceparents(one.headers for one in rejected)
-        return Written(results, side_tables={REJECTED: table}, traceparents=parents)
+        return Written(results, side_tables={REJECTED: table}, traceparents=parents, read=read)
 
     def retry(self, batch: Batch) -> Written:
         """The rejected records that wait, put through as a batch of their own: those that pass are marked as retried.
@@ -233,14 +234,23 @@ class BatchRejecter:
         return Written(results, side_tables={REJECTED: table})
 
     def _without_culprits(
-        self, batch: Batch, inputs: Sequence[DataFrame], error: Exception | None, most: int | None = None
+        self,
+        batch: Batch,
+        inputs: Sequence[DataFrame],
+        error: Exception | None,
+        most: int | None = None,
+        read: dict[str, int] | None = None,
     ) -> tuple[tuple[TaskReport, ...], Mapping[int, Failure]]:
+        """What the batch gives and what it is without; how many records it had of each input is added to `read`."""
         allowed = max(self.stage.max_rejected - rejected_of(batch.base).waiting, 0) if most is None else most
         for frame in inputs:
             frame.persist()
         try:
             culprits = Culprits(Rerun(self.stage, self.shape, inputs), batch, allowed)
-            return culprits.compute(error), culprits.found
+            results = culprits.compute(error)
+            if read is not None:
+                read |= {name: frame.count() for name, frame in zip(self.stage.inputs, inputs, strict=True)}
+            return results, culprits.found
         except TooMany:
             first = next(iter(culprits.found.values()), None) or (blamed(error) if error else None)
             said = f"; the first of them: {first.kind}: {first.message}" if first is not None else ""

@@ -90,6 +90,7 @@ def read_input(
 
     Raises:
         Gone: Kafka does not have all of it any more.
+        AnotherTopic: the topic was deleted and made again since, and no archive has what was read.
         Corruption: A repartition topic holds something else than its writer's manifests say.
         NotFound: A manifest upstream was collected.
         Refused: The program reads other columns than were sent; or a topic cannot be read.
@@ -104,7 +105,9 @@ def read_input(
     chunks = [
         Columns(messages).source(schema)
         for one in parts
-        for messages in program.kafka.read(end.topic, one.partition, one.first, one.last, patience_s=program.patience_s)
+        for messages in program.kafka.read(
+            end.topic, one.partition, one.first, one.last, patience_s=program.patience_s, topic_id=end.topic_id
+        )
     ]
     rows = pa.Table.from_batches(chunks, schema)
     zeros = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
@@ -149,7 +152,15 @@ def _of_channel(
         rows
         for one in parts
         for rows in read_rows(
-            kafka, end.topic, one.partition, one.first, one.last, one.rows, decoded, patience_s=patience_s
+            kafka,
+            end.topic,
+            one.partition,
+            one.first,
+            one.last,
+            one.rows,
+            decoded,
+            patience_s=patience_s,
+            topic_id=end.topic_id,
         )
     ]
     found = pa.concat_tables(chunks) if chunks else pa.schema([*schema, *PLACE]).empty_table()

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ...errors import Gone
 from ...fold.culprit import TooMany, failing_alone, turning_point
+from ...fold.topics import id_in
 from ...moments.cut.graph import Cut
 from ...moments.cut.lineage import Window, direct, losses
 from ...moments.diff.candidates import changed_keys
@@ -115,7 +116,7 @@ def _ending(program: LoadedProgram, guilty: Guilty, part: Part, number: int, rea
         reason = f"it is not known of which records {part.upstream}@v{part.version} made {address}"
     if not reason:
         try:
-            message = _message(program, address)
+            message = _message(program, address, id_in(part.batch.replay.after, address.topic))
         except Exception as error:
             reason = reason_of(error)
     window = Window(address.topic, address.partition, address.offset, address.offset + 1)
@@ -381,9 +382,9 @@ _RECORDS = pa.schema(
 )
 
 
-def _message(program: LoadedProgram, address: Address) -> SourceMessage:
+def _message(program: LoadedProgram, address: Address, topic_id: str) -> SourceMessage:
     where = (address.topic, address.partition, address.offset, address.offset + 1)
-    for (message,) in program.kafka.read(*where, patience_s=program.patience_s):
+    for (message,) in program.kafka.read(*where, patience_s=program.patience_s, topic_id=topic_id):
         headers = tuple((name, value) for name, value in message.headers() or ())
         return SourceMessage(address, message.timestamp()[1], message.key(), message.value(), headers)
     raise Gone(f"there is no message at {dataclasses.replace(address, row=None)} any more")

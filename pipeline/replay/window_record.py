@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 from ...errors import NotFound, Usage
 from ...fold.failing import RECORD
 from ...fold.records import ranges
+from ...fold.topics import id_in
 from ...moments.cut.lineage import Window
 from ...moments.diff.key_changes import KeyChanges
 from ...search.verdict import Address, CannotProve, Guilty, SourceMessage, Verdict
@@ -78,7 +79,8 @@ def find_in_window(kafka: Kafka, verdict: Verdict, function: Function) -> Guilty
     number = int(numbers[nearest])
     address = _address(read, number)
     window = Window(address.topic, address.partition, address.offset, address.offset + 1)
-    return Guilty((), _message(kafka, address), "", (window,), changed.take(key_row[[nearest]]), of_key=of_key)
+    message = _message(kafka, address, id_in(after, address.topic))
+    return Guilty((), message, "", (window,), changed.take(key_row[[nearest]]), of_key=of_key)
 
 
 def _window(kafka: Kafka, before: Manifest | None, after: Manifest) -> pa.Table:
@@ -88,7 +90,8 @@ def _window(kafka: Kafka, before: Manifest | None, after: Manifest) -> pa.Table:
         known = before.inputs.get(name) if before is not None else None
         if kafka_has(kafka, end.topic):
             for one in ranges(known.offsets if known is not None else (), end.offsets):
-                chunks = kafka.read(end.topic, one.partition, one.first, one.last, patience_s=_PATIENCE_S)
+                where = (end.topic, one.partition, one.first, one.last)
+                chunks = kafka.read(*where, patience_s=_PATIENCE_S, topic_id=end.topic_id)
                 parts += (Columns(some).source() for some in chunks)
     return pa.Table.from_batches(parts) if parts else pa.table({})
 
@@ -162,8 +165,9 @@ def _address(read: pa.Table, number: int) -> Address:
     return Address(row["topic"], row["partition"], row["offset"])
 
 
-def _message(kafka: Kafka, at: Address) -> SourceMessage:
-    for (message,) in kafka.read(at.topic, at.partition, at.offset, at.offset + 1, patience_s=_PATIENCE_S):
+def _message(kafka: Kafka, at: Address, topic_id: str) -> SourceMessage:
+    where = (at.topic, at.partition, at.offset, at.offset + 1)
+    for (message,) in kafka.read(*where, patience_s=_PATIENCE_S, topic_id=topic_id):
         headers = tuple((name, value) for name, value in message.headers() or ())
         return SourceMessage(at, message.timestamp()[1], message.key(), message.value(), headers)
     raise CannotProve(f"there is no message at {at} any more")

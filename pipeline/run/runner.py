@@ -44,6 +44,7 @@ from .preflight import Start, check_memory, check_unflushed, preflight
 from .snapshot_completer import BetweenBatches, Completer, snapshot_names
 from .stopping import Stop, StopRequested, stop_signals
 from .supervisor import Backpressure, CatchUp, Supervisor
+from .topic_watch import TopicWatch
 
 _DRAIN_S = 10.0
 """For what is to be archived when a run ends. The next one makes up for the rest."""
@@ -145,6 +146,8 @@ def run(
 
             collector = Collector(store, folder, retention, options.gc_every_ms, claimer.by, epochs, news)
             stack.enter_context(in_background("collector", collector.work))
+        topics = TopicWatch(claimer.kafka, folder, runners)
+        stack.enter_context(in_background("topic-watch", topics.work))
         catch_up = None
         if options.until_caught_up:
             ends = {
@@ -165,7 +168,7 @@ def run(
         triggers = {runner.stage.name: start.limits[runner.stage.name].trigger_ms / 1_000 for runner in runners}
         health.running(triggers, options.patience_s, lambda stage: watch.held or planners.held(stage))
         supervisor = Supervisor(
-            spark, runners, watch, completer, asked, announcer, catch_up, stop, news, publishers, health
+            spark, runners, watch, completer, asked, announcer, catch_up, stop, news, publishers, health, topics
         )
         with stop.in_order():
             supervisor.until_done()

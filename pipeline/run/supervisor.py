@@ -11,7 +11,7 @@ from itertools import islice
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ...errors import SlackwaterError, Unavailable
+from ...errors import AnotherTopic, SlackwaterError, Unavailable
 from ...fold import event_time
 from ...fold.records import ranges, unread
 from ...store.objects.protocol import ObjectStore
@@ -27,6 +27,7 @@ from .health import Health
 from .news import News
 from .snapshot_completer import BetweenBatches, Completer
 from .stopping import Stop
+from .topic_watch import TopicWatch
 
 
 @dataclass(slots=True)
@@ -151,6 +152,7 @@ class Supervisor:
     news: News
     publishers: Publishers
     health: Health
+    topics: TopicWatch
     _queries: list[StreamingQuery] = field(default_factory=list)
     _to_do: bool = False
 
@@ -258,7 +260,23 @@ class Supervisor:
         end_all(ends, lambda: _NOW_S if self.stop.now.is_set() else _SPARK_STOP_S)
 
     def _raise_failures(self, *, halted: bool = False) -> None:
-        """Raise what has stopped a stage or a sink; of queries that were halted, only what their runners say."""
+        """Raise what has stopped a stage or a sink; of queries that were halted, only what their runners say.
+
+        Where a topic is another one than it was, that is the reason, whatever fails of it.
+        """
+        if self.topics.error is not None:
+            raise self.topics.error
+        try:
+            self._raise_first(halted=halted)
+        except SlackwaterError as error:
+            another = self.topics.look()
+            if another is not None and isinstance(error, AnotherTopic):
+                raise AnotherTopic(error.message, hint=another.hint) from error
+            if another is not None:
+                raise another from error
+            raise
+
+    def _raise_first(self, *, halted: bool) -> None:
         self.publishers.check()
         for runner, query in zip(self.runners, self._queries, strict=False):
             # All that was to be read is committed by then, and a batch on later records may die of being halted.

@@ -25,6 +25,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The input's declared name."""
     topic: str
     """The Kafka topic."""
+    topic_id: str = ""
+    """Of a user's topic, as `Input.topic_id`."""
     upstream: str = ""
     """The stage that writes it, for a repartition topic; empty for a user's topic."""
     patience_s: float = 120

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ...errors import Unavailable
+from ... import instants
+from ...errors import AnotherTopic, NotFound, Unavailable
 from ...fold.records import Position, sent
+from ...fold.topics import TopicState, merged, why_another
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
-from ..kafka.open import end_offsets
 from ..kafka.patience import Patience
 from ..kafka.protocol import Kafka
 
@@ -100,6 +101,10 @@ class TopicPlanner:
     """Gives the version after which a batch is to start whatever there is to read, above one version; 0 for none."""
     bounds: Callable[[], tuple[int, ...] | None] = lambda: None
     """Gives where it ends for now, while the app is held: a partition that is not there stands still. None for not."""
+    topic_id: str = ""
+    """Of the topic that is read, as `Input.topic_id`."""
+    _seen_ms: int = field(default_factory=instants.now_ms, init=False)
+    """When Kafka still had that one."""
     _ends: tuple[int, ...] = field(default=(), init=False)
     _poll_kafka: _Every = field(default_factory=lambda: _Every(_KAFKA_POLL_S), init=False)
     _poll_requests: _Every = field(default_factory=lambda: _Every(_REQUEST_POLL_S), init=False)
@@ -107,7 +112,7 @@ class TopicPlanner:
     def latest(self, start: Position) -> Position:
         """Where the batch that starts at `start` ends; `start` itself when there is none to make.
 
-        Raises `Unavailable` when the broker has been away for too long.
+        Raises `Unavailable` when the broker has been away for too long, and `AnotherTopic`.
         """
         new = [name for name in self.requests() if name not in self.handled] if self._poll_requests.now() else []
         if new:
@@ -116,7 +121,7 @@ class TopicPlanner:
             return replace(start, snapshots=tuple(new))
         if not self.pace.due():
             return start
-        self._refresh()
+        self._refresh(start.offsets)
         ends, bounds = self._ends, self.bounds()
         if bounds is not None:
             stands = start.offsets + (0,) * (len(ends) - len(start.offsets))
@@ -128,19 +133,32 @@ class TopicPlanner:
         self.pace.started()
         return replace(start, offsets=ends, snapshots=(), woken=woken or start.woken)
 
-    def _refresh(self) -> None:
+    def _refresh(self, read: tuple[int, ...]) -> None:
         if not self._poll_kafka.now():
             return
         try:
-            ends = end_offsets(self.kafka, self.topic, timeout_s=2)
+            now = self.kafka.state(self.topic, timeout_s=2)
         except Unavailable as error:
             self.patience.waited(error.message)
             return
+        except NotFound:
+            # A topic that vanished has nothing new; the runner's start check says so in words.
+            self.patience.answered()
+            return
         self.patience.answered()
-        # A topic that vanished has nothing new; the runner's start check says so in words.
-        if ends and self.until is not None:
+        self._check_same(read, now)
+        ends = now.ends
+        if self.until is not None:
             ends = tuple(map(min, ends, self.until + (0,) * (len(ends) - len(self.until))))
         self._ends = ends or self._ends
+
+    def _check_same(self, read: tuple[int, ...], now: TopicState) -> None:
+        if why := why_another(self.topic, self.topic_id, read, now):
+            since = instants.iso(self._seen_ms)
+            raise AnotherTopic(
+                f"{why}. A batch that was committed after {since} may have read the topic that is there now"
+            )
+        self.topic_id, self._seen_ms = merged(self.topic_id, now.id), instants.now_ms()
 
 
 @dataclass(slots=True)

@@ -179,6 +179,7 @@ class TopicSourceReader(_SourceReader):
         return TopicPlanner(
             self._kafka,
             options.topic,
+            topic_id=options.topic_id,
             pace=self._pace(),
             max_records=options.max_records,
             patience=patience_with(self._kafka, options.patience_s),

@@ -14,12 +14,15 @@ where a row comes of one record alone: projections, filters, explode, unions, Py
 with tables that do not stream. Any other operator may mix records, and then there is no such plan.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 from ...fold.failing import RECORD
 from ...store.versions.column_types import in_backticks
@@ -51,6 +54,27 @@ def sequence(spark: SparkSession, items: Iterable[Any]) -> Any:
     """Items as a sequence of Scala's."""
     jvm: Any = spark._jvm
     return jvm.org.apache.spark.api.python.PythonUtils.toSeq([*items])
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCounts:
+    """Counts the records that the batch under way of a streaming query reads. Each job over its rows reads anew."""
+
+    scans: tuple[tuple[str, Any], ...]
+    """The name of a source's input, and Spark's count of the rows of its scan, which retried tasks do not change."""
+
+    @classmethod
+    def of(cls, query: StreamingQuery) -> "RecordCounts":
+        """Of the sources of a query, as they are planned for its batch."""
+        plan = query._jsq.streamingQuery().lastExecution().executedPlan()
+        scans = [each for each in listed(plan.collectLeaves()) if kind(each) == "MicroBatchScanExec"]
+        return cls(
+            tuple((json.loads(each.end().json())["input"], each.metrics().apply("numOutputRows")) for each in scans)
+        )
+
+    def now(self) -> dict[str, int]:
+        """By input, what was read so far."""
+        return {name: int(count.value()) for name, count in self.scans}
 
 
 def kind(node: Any) -> str:

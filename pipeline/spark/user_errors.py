@@ -132,7 +132,11 @@ _CRASHED = re.compile(r"Exception: Python worker (exited unexpectedly|failed to 
 _FAULT = re.compile(r"Fatal Python error: (.*)")
 _OUR_ERROR = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
 
-_HINTS = {"Gone": "they outlived the topic's retention; the same command with --accept-loss goes on without them"}
+_HINTS = {
+    "Gone": "they outlived the topic's retention; the same command with --accept-loss goes on without them",
+    "AnotherTopic": "slackwater reset says where the topic that is there now is read on; the same command with "
+    "--accept-loss reads it from its beginning",
+}
 """By kind, the next step of who runs an app."""
 _DROPPED = "the batch was dropped whole and nothing is lost"
 

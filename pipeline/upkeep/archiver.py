@@ -18,6 +18,7 @@ from ... import instants
 from ...durations import DAY_MS
 from ...errors import CommitConflict, Gone, SlackwaterError, Unavailable
 from ...fold.records import ranges, stretches
+from ...fold.topics import is_known
 from ...store.archive import index, merge
 from ...store.archive.extents import Extent, Extents, common, count, minus, union
 from ...store.archive.index import INDEXES, ArchiveIndex
@@ -207,7 +208,9 @@ class Archiver:
         with self._lock:
             stands = list(topic.first.values())
         read_app(self._store, self._app)  # one that was removed shall not be there again
-        topic_id, known = self._kafka.topic_id(topic.name), topic.head
+        # Of the topic that the stages read: Kafka's may be another one meanwhile.
+        read = (at.topic_id for at in stands if is_known(at.topic_id))
+        topic_id, known = next(read, "") or self._kafka.topic_id(topic.name), topic.head
         life = known.life if known is not None else index.topics(self._store, self._app).get(topic.name, 1)
         head = index.newest(self._store, self._app, topic.name, life, known=known)
         if head is not None and topic_id and head.topic_id not in ("", topic_id):
@@ -223,7 +226,7 @@ class Archiver:
         begun = index.begun(begins)
         topic.head = head or index.change(self._store, empty, begun, by=self._by, now_ms=instants.now_ms())
         # What was read by whoever ran before, and did not get here.
-        owed = topic.head.owes(read for at in stands for read in stretches(None, at))
+        owed = topic.head.owes(read for at in stands for read in stretches(None, at, former=False))
         with self._lock:
             topic.pending = union(topic.pending, owed)
             topic.first.clear()
@@ -240,7 +243,7 @@ class Archiver:
         writer, read, gone = ArchiveWriter(), list[Extent](), list[Extent]()
         for part, source in _sources(wanted, spooled):
             lost: list[Gone] = []
-            for records in self._records(topic.name, part, source, lost):
+            for records in self._records(head, part, source, lost):
                 writer.append(records)
             there = minus((part,), self._lost(topic.name, part)) if lost else (part,)
             gone += minus((part,), there)
@@ -268,7 +271,9 @@ class Archiver:
                 file.path.unlink(missing_ok=True)
         return made
 
-    def _records(self, topic: str, part: Extent, source: Spooled | None, lost: list[Gone]) -> Iterator[pa.Table]:
+    def _records(
+        self, head: ArchiveIndex, part: Extent, source: Spooled | None, lost: list[Gone]
+    ) -> Iterator[pa.Table]:
         if source is not None:
             try:
                 yield from source.records(part)
@@ -276,8 +281,8 @@ class Archiver:
                 source.path.unlink(missing_ok=True)  # the next time from Kafka
                 raise
             return
-        where = (topic, part.partition, part.first, part.end)
-        for chunk in self._kafka.read(*where, patience_s=self._patience_s, gone=lost):
+        where, topic_id = (head.topic, part.partition, part.first, part.end), head.topic_id
+        for chunk in self._kafka.read(*where, patience_s=self._patience_s, gone=lost, topic_id=topic_id):
             yield pa.Table.from_batches([Columns(chunk).records()])
 
     def _lost(self, topic: str, part: Extent) -> Extents:

@@ -147,22 +147,22 @@ class Archives:
         self, opened: Callable[[], ObjectStore], *apps: str, fresh_s: float = 30.0, at_ms: int | None = None
     ) -> None:
         self._opened, self._apps, self._fresh_s, self._at_ms = opened, apps, fresh_s, at_ms
-        self._known: dict[str, tuple[float, TopicArchives]] = {}
+        self._known: dict[tuple[str, str], tuple[float, TopicArchives]] = {}
 
-    def of(self, topic: str) -> TopicArchives:
+    def of(self, topic: str, topic_id: str = "") -> TopicArchives:
         """The archives of a topic, the nearest app's first.
 
-        Of topics made anew under the name it is that of the last one, or of the last one that had begun `at_ms`. A few
-        requests for each app. Raises `Corruption` and `Unavailable`.
+        Of topics made anew under the name it is that of the one of this id; by default of the last one, or of the last
+        one that had begun `at_ms`. A few requests for each app. Raises `Corruption` and `Unavailable`.
         """
-        now_s = time.monotonic()
-        at_s, found = self._known.get(topic, (now_s - self._fresh_s - 1, TopicArchives(())))
+        now_s, which = time.monotonic(), (topic, topic_id)
+        at_s, found = self._known.get(which, (now_s - self._fresh_s - 1, TopicArchives(())))
         if now_s - at_s > self._fresh_s:
-            found = TopicArchives(tuple(self._find(topic)))
-            self._known[topic] = now_s, found
+            found = TopicArchives(tuple(self._find(topic, topic_id)))
+            self._known[which] = now_s, found
         return found
 
-    def _find(self, topic: str) -> Iterator[Archive]:
+    def _find(self, topic: str, topic_id: str) -> Iterator[Archive]:
         seen: set[tuple[str, str]] = set()
         for app in self._apps:
             store, name = self._opened(), app
@@ -170,7 +170,9 @@ class Archives:
                 seen.add((store.url, name))
                 for life in range(topics(store, name).get(topic, 0), 0, -1):
                     index = newest(store, name, topic, life)
-                    if index is not None and (life == 1 or self._at_ms is None or index.begun_ms <= self._at_ms):
+                    if index is None or (topic_id and index.topic_id not in ("", topic_id)):
+                        continue
+                    if topic_id or life == 1 or self._at_ms is None or index.begun_ms <= self._at_ms:
                         yield Archive(store, index)
                         break
                 info = find_app(store, name)

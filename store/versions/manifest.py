@@ -161,6 +161,8 @@ class Reset(Struct, frozen=True):
     starts: limits.Offsets
     """It stood at these offsets, by Kafka partition, and goes on at `ends`, earlier ones or later ones."""
     ends: limits.Offsets
+    topic_id: limits.Line = ""
+    """`Input.topic_id` until then, `?` for an unknown one, where another topic has the name since; else empty."""
 
 
 class Input(Struct, frozen=True):
@@ -173,7 +175,7 @@ class Input(Struct, frozen=True):
     version: limits.Seq = 0
     """The upstream version consumed up to and with; 0 for a user's topic and before the first."""
     rows: limits.Own[limits.Count] = 0
-    """Rows read from this input by this version."""
+    """Rows read from this input by this version; of a user's topic, its records."""
     consumed: limits.Counts = ()
     """For a channel: rows read since it began, by Kafka partition. Every one was counted when it was read."""
     lost: limits.Counts = ()
@@ -185,6 +187,8 @@ class Input(Struct, frozen=True):
     None where nothing says, and before the first row."""
     resets: Annotated[tuple[Reset, ...], limits.RENAMES] = ()
     """Of a user's topic, all that were made up to this version, oldest first: what was read lies in stretches."""
+    topic_id: limits.Line = ""
+    """Kafka's id, as `fold.topics` has it, here and of outputs and sinks; empty where it is not known yet."""
 
     @property
     def passed(self) -> tuple[int, ...]:
@@ -224,6 +228,7 @@ class Output(Struct, frozen=True):
     """The rows' schema as a Spark DDL string; empty where nobody reads it, as in an app that computes a backfill."""
     markers: limits.Own[dict[limits.Id, limits.Offsets]] = {}
     """Snapshot id to the marker's offset in each partition: the last messages of this version."""
+    topic_id: limits.Line = ""
 
 
 SinkKind = Literal["topic", "function"]
@@ -245,6 +250,7 @@ class Sink(Struct, frozen=True):
     rows: limits.Own[limits.Count] = 0
     sent: limits.Count = 0
     """Rows written since the sink began: what its publisher must find."""
+    topic_id: limits.Line = ""
 
 
 class SideTable(Struct, frozen=True):
@@ -469,7 +475,6 @@ class Manifest(Struct, frozen=True):
     forgotten: limits.Seq = 0
     """The number of the app's index of what was forgotten (`forgotten.index`) that it went through, 0 for none: whoever
     reads a manifest with a newer one than is known, reads that first."""
-
     attached: Followed | None = None
     """None of a stage whose tables are no query's state."""
     adopted: Followed | None = None
@@ -570,11 +575,6 @@ class Origin(Struct, frozen=True):
     def deep(self) -> bool:
         """Whether it has everything for itself."""
         return not self.root
-
-    @property
-    def shares_rows(self) -> bool:
-        """Whether the first versions have the very rows of the source's, by their `_seq`, and the source is known."""
-        return not self.deep and not self.masks
 
 
 class AppInfo(Struct, frozen=True):

@@ -52,6 +52,8 @@ class MigratedStage(Struct, frozen=True):
 
     reset: dict[limits.Topic, limits.Offsets] = {}
     """Where it reads users' topics on from, by declared name, of those that are reset."""
+    reset_ids: dict[limits.Topic, limits.Line] = {}
+    """Of these, the ids of topics that have the name by now, which others had when they were read; `?` for unknown."""
 
     @property
     def answers_otherwise(self) -> bool:

@@ -36,9 +36,9 @@ class KilledKafka(Kafka):
         super().__init__()
         self.store = store
 
-    def check_topic(self, topic: str, offsets: tuple[int, ...]) -> None:
+    def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str) -> None:
         self.store.before("kafka", topic)
-        super().check_topic(topic, offsets)
+        super().check_topic(topic, offsets, topic_id)
 
     def create(self, topic: str, partitions: int = 2) -> None:
         self.store.before("kafka", topic)

@@ -22,6 +22,7 @@ from slackwater.errors import Gone
 from slackwater.fold.event_time import BatchTimes, TimeRules
 from slackwater.fold.next_version import Outcome, SentTo, TaskReport, Written, next_version
 from slackwater.fold.records import Position
+from slackwater.fold.topics import TopicState
 from slackwater.moments.cut.in_flight import InFlight
 from slackwater.moments.cut.stored import open_requests
 from slackwater.pipeline.batch.snapshot_events import arrive
@@ -101,9 +102,9 @@ class Logs:
     def first(self, topic: str) -> tuple[int, ...]:
         return self.earliest.get(topic, (0,) * len(self.topics[topic]))
 
-    def offsets(self, topic: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """As `kafka.offsets`."""
-        return self.first(topic), self.ends(topic)
+    def state(self, topic: str) -> TopicState:
+        """As `kafka.state`."""
+        return TopicState(self.first(topic), self.ends(topic))
 
     def messages(self, topic: str, partition: int, start: int, end: int, rows: int | None) -> list[Message]:
         """As `records.read_range`: where the rows are counted, what is gone is passed over, to be missed or not."""
@@ -156,7 +157,7 @@ class Diamond:
 
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.version > 1 else None
-            finder = StartFinder(self.store, APP, stage, known, self.logs.offsets, accept_loss)
+            finder = StartFinder(self.store, APP, stage, known, self.logs.state, accept_loss)
             entries = {name: finder.channel(name, name, SENDER[name]) for name in READS[stage]}
             return start_at(self.store, _at_birth(draft), entries, "test:1") if entries else _at_birth(draft)
 

@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec.structs import replace
-from slackwater.errors import NotFound, Refused
+from slackwater.errors import AnotherTopic, NotFound, Refused
+from slackwater.fold.topics import TopicState, are_two
 from slackwater.keep.maintain.stages import rescale
 from slackwater.moments.cut.in_flight import InFlight
 from slackwater.moments.cut.stored import open_requests
@@ -93,6 +94,8 @@ class Kafka:
         self.topics: dict[str, list[list[Message]]] = {}
         self.earliest: dict[str, tuple[int, ...]] = {}
         """What retention has left of a topic, where it took something."""
+        self.ids: dict[str, str] = {}
+        """By topic, which one of its name it is, where it is not the first."""
         self.groups: dict[str, dict[str, tuple[int, ...]]] = {}
         """What was announced, by app/stage."""
         self._attempts = itertools.count(1)
@@ -103,6 +106,19 @@ class Kafka:
 
     def create(self, topic: str, partitions: int = KAFKA_PARTITIONS) -> None:
         self.topics.setdefault(topic, [[] for _ in range(partitions)])
+
+    def make_again(self, topic: str, partitions: int = KAFKA_PARTITIONS) -> None:
+        """Delete a topic and make it again, with nothing in it."""
+        self.topics[topic] = [[] for _ in range(partitions)]
+        self.earliest.pop(topic, None)
+        self.ids[topic] = f"{self.topic_id(topic)}+"
+
+    def topic_id(self, topic: str) -> str:
+        return self.ids.get(topic, f"id-of-{topic}") if topic in self.topics else ""
+
+    def state(self, topic: str) -> TopicState | None:
+        ends, starts = self.ends(topic), self.starts(topic)
+        return None if ends is None or starts is None else TopicState(starts, ends, self.topic_id(topic))
 
     def ends(self, topic: str) -> tuple[int, ...] | None:
         return tuple(map(len, self.topics[topic])) if topic in self.topics else None
@@ -119,10 +135,12 @@ class Kafka:
         """Messages have no times here: all of them are since."""
         return (0,) * len(self.topics[topic])
 
-    def check_topic(self, topic: str, offsets: tuple[int, ...]) -> None:
+    def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str) -> None:
         ends = self.ends(topic)
         if ends is None:
             raise NotFound("topic", topic, self.topics)
+        if are_two(topic_id, self.topic_id(topic)):
+            raise AnotherTopic(f"topic {topic!r} is another one than was read then")
         starts = self.earliest.get(topic, (0,) * len(ends))
         held = zip(starts, offsets, ends, strict=True)
         if len(ends) != len(offsets) or not all(start <= offset <= end for start, offset, end in held):
@@ -374,7 +392,7 @@ class FlightsApp:
             return draft
         zeros = (0,) * KAFKA_PARTITIONS
         if draft.stage == "legs":
-            inputs = {"flights": Input(self.topic, zeros)}
+            inputs = {"flights": Input(self.topic, zeros, topic_id=self.kafka.topic_id(self.topic))}
         else:
             channel, sender = {"aircraft": ("by-aircraft", "legs"), "carriers": ("by-carrier", "aircraft")}[draft.stage]
             # A clone's sender does not begin at version 1.

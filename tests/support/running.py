@@ -333,7 +333,7 @@ class Ledger:
         """Nothing of a moment is other than it must be, whether its bytes and Kafka's messages are read or not."""
         store, reader, now_ms = open_store(self.store), KafkaChannels(self.kafka), time.time_ns() // 1_000_000
         assert verify(store, ref, now_ms=now_ms).differences == ()
-        report = verify(store, ref, now_ms=now_ms, deep=True, reader=reader)
+        report = verify(store, ref, now_ms=now_ms, deep=True, reader=reader, topics=reader)
         assert (report.differences, report.not_reread) == ((), ())
         return report
 

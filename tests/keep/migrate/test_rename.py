@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from slackwater.errors import Fenced, NotFound, Refused
 from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.fold.records import Position
+from slackwater.fold.topics import TopicState
 from slackwater.keep.clone.clone import clone
 from slackwater.keep.gc.inventory import last_collection
 from slackwater.keep.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
@@ -557,7 +558,7 @@ def test_a_runner_reads_on_where_it_stands_and_takes_what_was_on_its_way(app: Fl
         ends = app.kafka.ends(known.topic)
         assert ends is not None
         finder = StartFinder(
-            app.store, app.name, found.stage, found, lambda _, ends=ends: ((0,) * len(ends), ends), False
+            app.store, app.name, found.stage, found, lambda _, ends=ends: TopicState((0,) * len(ends), ends), False
         )
         assert finder.channel(channel, known.topic, sender).at == known
         planner = ChannelPlanner(app.store, app.name, sender, channel, Pace(0), None)

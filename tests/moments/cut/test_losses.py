@@ -12,6 +12,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Gone, Refused
+from slackwater.fold.topics import TopicState
 from slackwater.keep.clone.clone import clone
 from slackwater.keep.gc.reachable import reachable
 from slackwater.keep.gc.retention import Known, Retention, StageKnown
@@ -322,7 +323,9 @@ def test_a_clone_and_a_collection_know_of_the_gap() -> None:
     assert held() == stood.version
 
     def build(draft: Manifest) -> Manifest:
-        finder = StartFinder(app.store, app.name, "aircraft", draft, lambda _: (earliest, earliest), accept_loss=True)
+        finder = StartFinder(
+            app.store, app.name, "aircraft", draft, lambda _: TopicState(earliest, earliest), accept_loss=True
+        )
         return start_at(app.store, draft, {"by-aircraft": finder.channel("by-aircraft", topic, "legs")}, "test:1")
 
     app.heads["aircraft"] = claim(
@@ -356,7 +359,7 @@ def test_a_new_stage_of_a_clone_says_that_it_will_not_see_what_was_sent_before_a
     def entry(name: str, earliest: tuple[int, int] = (0, 0)) -> StartPosition:
         topic = f"{name}-by-aircraft-repartition"
         ends = app.kafka.ends(topic) or ()
-        finder = StartFinder(app.store, name, "late", None, lambda _: (earliest, ends), accept_loss=False)
+        finder = StartFinder(app.store, name, "late", None, lambda _: TopicState(earliest, ends), accept_loss=False)
         return finder.channel("by-aircraft", topic, "legs")
 
     whole, cloned = entry("flights"), entry("staging")

@@ -12,6 +12,7 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Gone, Refused, Usage
+from slackwater.fold.topics import TopicState
 from slackwater.pipeline.api.starting_offsets import starting_at, starting_offsets_in, stored_starts
 from slackwater.pipeline.api.topic import Topic
 from slackwater.pipeline.claim.claim import Claimer
@@ -202,7 +203,7 @@ def test_the_offsets_at_which_an_app_was_begun_are_looked_at_again() -> None:
 @pytest.mark.parametrize("accept_loss", [False, True])
 def test_offsets_that_kafka_lost_before_a_stage_began_are_refused_unless_accepted(accept_loss: bool) -> None:
     start = stored_starts({"flights": (EARLIEST[0] - 1, *EARLIEST[1:])})["flights"]
-    finder = StartFinder(MemoryStore(), "app", "legs", None, lambda _topic: (EARLIEST, ENDS), accept_loss)
+    finder = StartFinder(MemoryStore(), "app", "legs", None, lambda _topic: TopicState(EARLIEST, ENDS), accept_loss)
     begin = partial(start.resolve, "flights", first_since=nothing_since)
     if accept_loss:
         found = finder.topic("flights", "flights", begin)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.errors import Corruption, Gone, Refused
+from slackwater.errors import AnotherTopic, Corruption, Gone, Refused
 from slackwater.keep.forget.words import Words, taken
 from slackwater.pipeline.kafka.archived import ArchivedKafka, archived
 from slackwater.pipeline.kafka.columns import SOURCE, ArchivedMessages, Columns
@@ -256,3 +256,28 @@ def test_a_clone_reads_in_the_archive_of_what_it_was_cloned_from() -> None:
     with pytest.raises(Gone, match="offsets 12 to 19"):
         read(archived(kafka, store, APP), 0, 20)
     assert read(archived(kafka, store, "other", APP), 0, 12) == before[:12]
+
+
+def test_each_of_two_topics_of_a_name_is_read_from_its_own_archive() -> None:
+    kafka, store = a_kafka(), MemoryStore()
+    fill(kafka, 10)
+    first = kafka.topic_id(TOPIC)
+    archive(store, kafka, (0, 0, 6))
+    before = read(kafka, 0, 6)
+    kafka.delete_topics([TOPIC])
+    kafka.create_topics({TOPIC: 1})
+    kafka.send(TOPIC, [Record(b"other", 0)] * 20, patience_s=1)
+    second = kafka.topic_id(TOPIC)
+    rows = [pa.Table.from_batches([Columns(c).records()], SCHEMA) for c in kafka.read(TOPIC, 0, 0, 8, patience_s=1)]
+    where, life = (Extent(0, 0, 8),), index.empty(APP, TOPIC, 2, second)
+    index.change(store, life, index.appended((write(store, life, rows, where, 1),), where), by=BY, now_ms=2)
+    behind = archived(kafka, store, APP)
+    of = {"patience_s": 1.0}
+    assert told(list(behind.read(TOPIC, 0, 0, 6, topic_id=first, **of))) == before  # type: ignore[arg-type]
+    values = {value[4] for value in told(list(behind.read(TOPIC, 0, 0, 20, topic_id=second, **of)))}  # type: ignore[arg-type]
+    assert values == {b"other"}
+    with pytest.raises(Gone, match=r"offsets 6 to 9 of orders\[0\] are of a topic that was deleted and made anew"):
+        list(behind.read(TOPIC, 0, 6, 10, topic_id=first, **of))  # type: ignore[arg-type]
+    # Without an archive nothing of it is there.
+    with pytest.raises(AnotherTopic, match=f"id {first}, and was deleted .* id {second}"):
+        list(archived(kafka, MemoryStore(), APP).read(TOPIC, 0, 0, 6, topic_id=first, **of))  # type: ignore[arg-type]

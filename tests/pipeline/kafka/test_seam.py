@@ -6,7 +6,8 @@ from uuid import uuid4
 
 import pytest
 from slackwater.durations import DAY_MS
-from slackwater.errors import Gone, NotFound, Refused, Unavailable
+from slackwater.errors import AnotherTopic, Gone, NotFound, Refused, Unavailable
+from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.open import end_offsets, wait_for
 from slackwater.pipeline.kafka.protocol import (
     Broken,
@@ -85,6 +86,34 @@ def test_a_topic_that_was_deleted_is_gone_and_made_again_it_is_empty(kafka: Kafk
     kafka.create_topics({topic: 1})
     assert kafka.offsets(topic) == ((0,), (0,))
     assert kafka.topic_id(topic) not in ("", former)
+
+
+def test_a_topic_says_which_one_it_is_beside_its_offsets(kafka: Kafka, topic: str) -> None:
+    kafka.send(topic, numbered(1, 2), patience_s=30)
+    state = kafka.state(topic)
+    assert state == ((0, 0), (2, 0), kafka.topic_id(topic))
+    other = f"{topic}-other"
+    kafka.create_topics({other: 1})
+    assert kafka.topic_ids([topic, other, f"{topic}-nowhere"]) == {topic: state.id, other: kafka.topic_id(other)}
+    assert kafka.topic_ids([]) == {}
+    assert len({*kafka.topic_ids([topic, other]).values()}) == 2
+
+
+def test_records_of_a_topic_that_was_made_again_are_not_taken_for_those_of_the_former(kafka: Kafka, topic: str) -> None:
+    kafka.send(topic, numbered(1, 2), patience_s=30)
+    former = kafka.topic_id(topic)
+    about = {"patience_s": 30, "topic_id": former}
+    assert [one.value() for chunk in kafka.read(topic, 0, 0, 2, **about) for one in chunk] == [b"1", b"2"]
+    kafka.delete_topics([topic])
+    eventually(lambda: topic not in kafka.partition_counts(), "it is gone")
+    kafka.create_topics({topic: 2})
+    kafka.send(topic, numbered(3, 4), patience_s=30)
+    with pytest.raises(AnotherTopic, match=f"topic {topic!r} is another one than was read then: .* id {former}"):
+        list(kafka.read(topic, 0, 0, 2, **about))
+    channels = KafkaChannels(kafka, patience_s=30)
+    channels.check_topic(topic, (2, 0), "")
+    with pytest.raises(AnotherTopic, match="another one than was read then"):
+        channels.check_topic(topic, (2, 0), former)
 
 
 def test_what_was_sent_is_read_as_it_was_from_its_offset_on(kafka: Kafka, topic: str) -> None:

@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from types import SimpleNamespace
 from uuid import uuid4
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import slackwater as sw
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from msgspec.structs import replace
-from slackwater.errors import Fenced, Gone, Refused, SlackwaterError
+from slackwater.errors import AnotherTopic, Fenced, Gone, Refused, SlackwaterError
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import send, split
@@ -21,10 +22,11 @@ from slackwater.pipeline.kafka.protocol import Broken, Kafka, Overtaken, Transac
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.publish.prepare import claimed, create_internal
 from slackwater.pipeline.publish.publishers import Publishers
+from slackwater.pipeline.run.topic_watch import TopicWatch
 from slackwater.store.archive.columns import HEADERS
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, commit, keys, published
-from slackwater.store.versions.manifest import AppInfo, Manifest
+from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Output
 
 from tests.pipeline.publish.reader import committed
 from tests.support.manifests import claim
@@ -282,3 +284,55 @@ def test_a_sink_that_is_gone_from_the_program_is_refused_while_there_is_somethin
         eventually(lambda: publishers.done, "it is published")
     writer.stage = other.stages["s"]
     assert writer.claim().sinks == {}
+
+
+def test_an_internal_topic_that_was_made_again_stops_its_stage_and_begins_anew_if_that_is_accepted(
+    memory_kafka: MemoryKafka,
+) -> None:
+    writer = Writer(memory_kafka, bodies)
+    writer.commit(b"a", b"b")
+    with writer.publishing() as publishers:
+        eventually(lambda: publishers.done, "two are published")
+    writer.commit(b"lost")
+    former = memory_kafka.topic_id(writer.internal)
+    memory_kafka.delete_topics([writer.internal])
+    memory_kafka.create_topics({writer.internal: 1})
+    with pytest.raises(
+        AnotherTopic, match=f"sink {writer.sink.name!r} of stage 's' cannot go on: .* id {former}"
+    ) as no:
+        writer.claim()
+    assert "rows that were committed and not published yet went with it" in no.value.hint
+    sink = writer.claim(accept_loss=True).sinks[writer.sink.name]
+    assert (sink.end, sink.sent, sink.since) == (0, 0, writer.head.version)
+    assert sink.topic_id == memory_kafka.topic_id(writer.internal)
+    writer.commit(b"c")
+    with writer.publishing() as publishers:
+        eventually(lambda: publishers.done, "the third is published")
+    assert writer.found() == [b"a", b"b", b"c"]
+
+
+def test_a_watch_tells_of_every_kind_of_topic_with_one_request(memory_kafka: MemoryKafka) -> None:
+    writer = Writer(memory_kafka, bodies)
+    topics = {"in": "users'", "in-repartition": "read", "out-repartition": "written"}
+    memory_kafka.create_topics(dict.fromkeys(topics, 1))
+    ids = {topic: memory_kafka.topic_id(topic) for topic in topics}
+    head = replace(
+        writer.head,
+        inputs={
+            "in": Input("in", (0,), topic_id=ids["in"]),
+            "by": Input("in-repartition", (0,), "before", topic_id=ids["in-repartition"]),
+        },
+        outputs={"to": Output("out-repartition", (0,), (0,), topic_id=ids["out-repartition"])},
+    )
+    for topic in (*topics, writer.internal):
+        watch = TopicWatch(memory_kafka, writer.name, [SimpleNamespace(head=head)])  # type: ignore[list-item]
+        assert watch.look() is None
+        former = memory_kafka.topic_id(topic)
+        memory_kafka.delete_topics([topic])
+        assert watch.look() is None  # whoever reads it says so
+        memory_kafka.create_topics({topic: 3})
+        found = watch.look()
+        assert found is not None
+        assert f"{topic!r} was deleted and made again while the app ran: it was the one of id {former}" in found.message
+        assert "--accept-loss" in found.hint
+        memory_kafka._ids[topic] = former

@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from slackwater.errors import Unavailable
+from slackwater.errors import AnotherTopic, Unavailable
 from slackwater.fold.records import Position
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.open import open_kafka
@@ -162,3 +162,33 @@ def test_while_it_is_held_it_ends_at_the_offsets_and_where_it_has_passed_them_it
     assert planner.latest(passed) == passed
     bounds[0] = None
     until(planner, passed, Position("t", (3, 2, 1, 2)))
+
+
+@pytest.mark.parametrize("partitions", [1, 4, 6])
+def test_a_topic_that_is_made_again_while_it_is_read_ends_the_planner(topic: Topic, partitions: int) -> None:
+    memory = topic.kafka
+    assert isinstance(memory, MemoryKafka)
+    planner = replace(topic.planner(), topic_id=memory.topic_id("t"))
+    first = Position("t", (2, 1, 0, 1))
+    until(planner, START, first)
+    former = memory.topic_id("t")
+    memory.delete_topics(["t"])
+    assert planner.latest(first) == first  # nothing is new in a topic that is gone
+    memory.create_topics({"t": partitions})
+    topic.send(*[0] * 12)
+    with pytest.raises(
+        AnotherTopic, match=f"id {former} with 4 .* with {partitions} partition.* holds t.0. 0..12"
+    ) as no:
+        until(planner, first, first.__class__("t", (-1,)))
+    assert "A batch that was committed after" in no.value.message
+
+
+def test_a_look_at_a_topic_is_one_request_for_its_state_and_none_for_its_id(topic: Topic) -> None:
+    memory, clock = topic.kafka, Clock()
+    assert isinstance(memory, MemoryKafka)
+    before = memory.states_asked
+    planner = topic.planner(Pace(0, clock))
+    until(planner, START, Position("t", (2, 1, 0, 1)))
+    for _ in range(1_000):
+        planner.latest(Position("t", (2, 1, 0, 1)))
+    assert 1 <= memory.states_asked - before <= 20
