@@ -23,7 +23,7 @@ from ..moments.cut.lineage import Window, read_up_to
 from ..moments.cut.moments import having, later_stages
 from ..moments.cut.resolve import again_if_forgotten, as_known, resolve_around, telling_if_collected
 from ..moments.diff.moments import StoredCut, diff
-from ..moments.query.answers import answer, as_relation, channel_tables
+from ..moments.query.answers import answer, as_relation, channel_tables, shown_otherwise
 from ..moments.query.columns import TableColumn, columns, get, look_up, parse_keys, select
 from ..moments.query.export import ENDINGS, Exported, export
 from ..moments.query.first_rows import FIRST, FirstRows, first_rows
@@ -175,6 +175,11 @@ class Moment(Shown):
                     client.note(f"note: {name} had no version yet at {self.ref}: it has no rows there")
         for ref, other in others.items():
             client.note_thinned(ref, other.thinned)
+        for name in shown_otherwise((cut, *others.values()), sql):
+            client.note(
+                f"note: {name} has strings that are no UTF-8, shown with \\xff for such a byte, or maps with a key "
+                "twice, which are null in SQL; `slackwater get` shows all of them"
+            )
         return rows, others
 
     def spark_query(self, spark: SparkSession, sql: str) -> DataFrame:

@@ -1,8 +1,8 @@
 """State as running aggregates, one row per key: `aggregate(flights=count(), delay=sum("arr_delay"))`.
 
 Nulls count as SQL says: `count("x")`, `sum`, `min`, `max` and `mean` pass them over; a key without any value is null.
-NaN is passed over by `min` and `max`, too. Sums of integers are 64 bits wide, sums of decimals keep their scale and have
-38 digits, and so have the sums behind means of integers. No sum wraps around: one that its type has no room for is
+NaN is passed over by `min` and `max`, too. Sums of integers are 64 bits wide, sums of decimals keep their scale and
+have 38 digits, and so have the sums behind means of integers. No sum wraps around: one that its type has no room for is
 `NoRoom`, which `BoundAggregates.merge` raises as a `BadRecord` that names the key.
 
 A batch's rows may stand for several of a key: Spark added them up before they were brought to their state partition.
