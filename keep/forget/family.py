@@ -15,6 +15,7 @@ from ...moments.cut.stored import list_snapshots
 from ...moments.query.columns import key_of, parse_keys
 from ...moments.take.remove import clone_lives, shared
 from ...store.objects.protocol import ObjectStore
+from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import hash_keys
 from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, Table
@@ -103,7 +104,7 @@ class Keys:
 
     def words(self) -> list[Words]:
         """What is looked for in records, of each key."""
-        return [Words.of(row) for row in self.rows.to_pylist()]
+        return [Words.of(row) for row in python_rows(self.rows)]
 
 
 @dataclass(frozen=True, slots=True)

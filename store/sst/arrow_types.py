@@ -150,7 +150,8 @@ def _is_finer(kind: pa.DataType) -> bool:
     )
 
 
-_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+"""Ticks of a second, by Arrow's names of units."""
 _DAY_S = DAY_MS // 1_000
 
 
@@ -170,9 +171,9 @@ def _inside(scalar: pa.Scalar) -> object:
     if types.is_date64(kind):
         return day(scalar.value // DAY_MS)
     if types.is_timestamp(kind):
-        return _timestamp(scalar, _PER_SECOND[kind.unit])
+        return _timestamp(scalar, PER_SECOND[kind.unit])
     if types.is_time(kind):
-        per_second = _PER_SECOND[kind.unit]
+        per_second = PER_SECOND[kind.unit]
         seconds, ticks = divmod(scalar.value, per_second)
         if not 0 <= seconds < _DAY_S:
             return f"{scalar.value} {kind.unit}"  # of no day
@@ -183,7 +184,7 @@ def _inside(scalar: pa.Scalar) -> object:
         )
     if types.is_duration(kind):
         # Pandas' spans have nanoseconds, and no words that Python's have.
-        whole, finer = divmod(scalar.value * 10**6, _PER_SECOND[kind.unit])
+        whole, finer = divmod(scalar.value * 10**6, PER_SECOND[kind.unit])
         try:
             return f"{scalar.value} {kind.unit}" if finer else timedelta(microseconds=whole)
         except OverflowError:
