@@ -80,7 +80,7 @@ class _Plan:
     head: Head | None
     wanted: Snapshotted
     """Its copies have no size yet, unless they are there."""
-    copies: Mapping[str, tuple[Sst, Reading]]
+    copies: Mapping[str, tuple[Sst, Reading | None]]
     """By address: the data files that are rows of an SST written anew, and how that is read."""
     rows: int
     """That it shows."""

@@ -18,6 +18,7 @@ from ...durations import DAY_MS
 from ...errors import Gone, NotFound, Refused
 from .patience import patience_with
 from .protocol import (
+    MESSAGE_BYTES,
     Broken,
     Headers,
     NotTaken,
@@ -84,6 +85,7 @@ class MemoryKafka:
         self._topics: dict[str, list[_Partition]] = {}
         self._retention_ms: dict[str, int] = {}
         """What topics say; nothing goes by itself."""
+        self._max_bytes: dict[str, int] = {}
         self._ids: dict[str, str] = {}
         self._producers: dict[str, object] = {}
         """Who may write, by transactional id."""
@@ -129,6 +131,7 @@ class MemoryKafka:
                 if name not in self._topics:
                     self._topics[name] = [_Partition() for _ in range(count)]
                     self._retention_ms[name] = int((config or {}).get("retention.ms", 7 * DAY_MS))
+                    self._max_bytes[name] = int((config or {}).get("max.message.bytes", MESSAGE_BYTES))
                 self._ids.setdefault(name, uuid4().hex)
 
     def add_partitions(self, topic: str, count: int) -> None:
@@ -152,6 +155,9 @@ class MemoryKafka:
 
     def retention_ms(self, topic: str) -> int | None:
         return self._retention_ms.get(topic) if topic in self._topics else None
+
+    def max_message_bytes(self, topic: str) -> int | None:
+        return self._max_bytes.get(topic) if topic in self._topics else None
 
     def not_writable(self, topic: str) -> Refused | None:
         return None

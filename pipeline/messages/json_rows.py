@@ -107,7 +107,7 @@ def _time_texts(column: pa.Array) -> pa.Array:
 
 
 _YEARS = (-719_162, 2_932_896)
-"""The first day of the year 1 and the last of the year 9999, counted from 1970: Arrow writes these as everybody does."""
+"""The first day of the year 1 and the last of the year 9999, counted from 1970: Arrow writes these as others do."""
 
 
 def _far(numbers: pa.Array, per_day: int) -> pa.Array:
