@@ -270,7 +270,8 @@ def test_a_record_that_a_sinks_topic_does_not_take_is_set_aside_and_published_on
     assert (record.attempts, record.retried) == (2, None)
     most = ConfigEntry("max.message.bytes", "3000000", incremental_operation=AlterConfigOpType.SET)
     topic = ConfigResource("topic", out, incremental_configs=[most])
-    AdminClient(dict(broker.properties)).incremental_alter_configs([topic])[topic].result(30)
+    admin = AdminClient(dict(broker.properties))
+    admin.incremental_alter_configs([topic])[topic].result(30)
     ask(store, app.name, "latest", by="test", now_ms=2)
     assert run() == [(b"small1", b"a"), (b"small2", b"b"), (b"big", large)]
     assert run()[2:] == [(b"big", large)]
