@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from slackwater.client import Client
 from slackwater.client.moment import Moment
 from slackwater.errors import Refused
+from slackwater.keep.iceberg.export import IcebergExport
 from slackwater.moments.query import row_local
 from slackwater.results import values
 from slackwater.settings import Settings
+from slackwater.store.objects.local import LocalStore
 from slackwater.store.sst.arrow_types import python_rows
 from slackwater.store.sst.showable import all_showable, escaped, showable
 
@@ -102,6 +104,26 @@ def test_files_of_every_format_have_every_row(now: Moment, tmp_path: Path) -> No
     with duckdb.connect(str(written), read_only=True) as con:
         assert con.sql("SELECT count(*), max(note) FROM cities").fetchall() == [(4, "surrogate")]
     assert rows.num_rows == 1
+
+
+def test_a_search_and_a_scan_look_at_every_row(client: tuple[Client, list[str]]) -> None:
+    app = client[0].app("shop")
+    where = "SELECT city FROM cities WHERE note LIKE 'gr%' AND n >= 20"
+    assert app.bisect(where=where).version == 3
+    assert [flip.version for flip in app.scan(where=where).flips] == [3]
+
+
+def test_an_iceberg_table_has_strings_that_every_reader_takes(client: tuple[Client, list[str]], tmp_path: Path) -> None:
+    store, cut = client[0].store, client[0].app("shop").at("now").cut
+    lake = LocalStore(tmp_path / "lake")
+    for _ in range(2):  # the second time, nothing is to be done
+        (done,) = IcebergExport(store, client[0].cache, lake, "ada", 3_600_000).write(cut, 1_000)
+    assert (done.rows, done.files, done.copied) == (4, 2, 2)
+    with duckdb.connect() as con:
+        copies = f"{tmp_path}/lake/cities/data/*.parquet"
+        assert con.sql(
+            f"SELECT count(*) FROM read_parquet('{copies}', union_by_name = true) WHERE note = 'gr\\xfcn'"
+        ).fetchall() == [(2,)]
 
 
 def test_an_edit_by_sql_is_refused_where_it_would_write_other_strings(client: tuple[Client, list[str]]) -> None:
