@@ -4,9 +4,9 @@ As a ref takes them back, and short enough for a column: humanize would write `4
 """
 
 import time
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 
-from .durations import parse_ms, rounded
+from .durations import DAY_MS, parse_ms, rounded
 from .errors import Usage
 
 
@@ -68,9 +68,27 @@ def _is_date(text: str) -> bool:
 
 
 def iso(time_ms: int, precision: str = "seconds") -> str:
-    """A time in UTC, cut off at minutes, seconds or milliseconds: `2026-11-21T07:12:05Z`."""
-    exact = datetime.fromtimestamp(time_ms // 1000, UTC).replace(microsecond=time_ms % 1000 * 1000)
-    return f"{exact.isoformat(timespec=precision).removesuffix('+00:00')}Z"
+    """A time in UTC, cut off at minutes, seconds or milliseconds: `2026-11-21T07:12:05Z`. Any year, as `day`."""
+    days, ms = divmod(time_ms, DAY_MS)
+    clock = (_MIDNIGHT + timedelta(milliseconds=ms)).time()
+    return f"{day(days)}T{clock.isoformat(timespec=precision)}Z"
+
+
+_EPOCH = date(1970, 1, 1)
+_MIDNIGHT = datetime(1970, 1, 1, tzinfo=UTC)
+_CYCLE_DAYS, _CYCLE_YEARS = 146_097, 400
+
+
+def day(days: int) -> str:
+    """A day, counted from 1970-01-01, of any year, by the calendar of today: `55840-11-08`.
+
+    A year has four digits or more, and is counted as ISO 8601 does: 0 is before 1, and -43 is 44 BC. Python has no day
+    beyond the years 1 to 9999, but the calendar comes again after 400 years.
+    """
+    cycles, rest = divmod(days, _CYCLE_DAYS)
+    within = _EPOCH + timedelta(days=rest)
+    year = within.year + cycles * _CYCLE_YEARS
+    return f"{year:0{5 if year < 0 else 4}}-{within.month:02}-{within.day:02}"
 
 
 def age(time_ms: int, present_ms: int | None = None) -> str:

@@ -157,7 +157,7 @@ class Moment(Shown):
         Notes tell which of its tables there were not yet, or had another name. `bounds` is what it may take, else
         `TooMuch`; `on_moment` hears of each other moment before it is read, and may raise.
         """
-        from ..moments.query.answers import answer
+        from ..moments.query.answers import answer, shown_otherwise
         from ..moments.query.sql import names_channels
 
         client, cut = self._client, self.current()
@@ -182,6 +182,11 @@ class Moment(Shown):
                     client.note(f"note: {name} had no version yet at {self.ref}: it has no rows there")
         for ref, other in others.items():
             client.note_thinned(ref, other.thinned)
+        for name in shown_otherwise((cut, *others.values()), sql):
+            client.note(
+                f"note: {name} has strings that are no UTF-8, shown with \\xff for such a byte, or maps with a key "
+                "twice, which are null in SQL; `slackwater get` shows all of them"
+            )
         return rows, others
 
     def spark_query(self, spark: SparkSession, sql: str) -> DataFrame:

@@ -62,7 +62,13 @@ class StateFailed(Exception):
 def described(error: BaseException) -> Failure:
     """An error in words."""
     message = error.message if isinstance(error, SlackwaterError) else str(error)
-    return Failure(type(error).__name__, message, "".join(traceback.format_exception(error))[-_MOST_STACK:])
+    stack = "".join(traceback.format_exception(error))[-_MOST_STACK:]
+    return Failure(type(error).__name__, _unicode(message), _unicode(stack))
+
+
+def _unicode(text: str) -> str:
+    """A text as it may be stored: Python's may have surrogates, which stand for bytes that are no text."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def failing(count: int, attempts: Attempts, most: int) -> dict[int, Failure]:

@@ -27,6 +27,16 @@ class SentTo(msgspec.Struct, frozen=True):
     """The offset after its last message."""
 
 
+class Unsent(msgspec.Struct, frozen=True):
+    """A record that is larger than a sink's topic takes, and was left out."""
+
+    sink: str
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    why: str
+
+
 class TaskReport(msgspec.Struct, frozen=True):
     """One task attempt's report to the driver."""
 
@@ -49,6 +59,8 @@ class TaskReport(msgspec.Struct, frozen=True):
     """When the next row falls due at the earliest of those that it wrote or looked at; None for never."""
     partials: int = 0
     """Rows that crossed the shuffle for it, where they were added up before; see `pre_aggregation`."""
+    unsent: tuple[Unsent, ...] = ()
+    """Records that it did not send, as a sink's topic does not take them."""
     failed: StateFailure | None = None
     """Where the state's function failed and the stage can do without some records: for which it did. Told as a report
     and not raised, it leaves Spark's Python workers alive, and with them what they know of Kafka."""

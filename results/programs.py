@@ -19,6 +19,7 @@ from ..pipeline.check.check import CheckedVersion, Dependence, PassedOver, Reaso
 from ..pipeline.migrate.backfill import Backfilled
 from ..pipeline.migrate.first_version import FirstVersion
 from ..pipeline.replay.compare import Comparison
+from ..store.sst.arrow_types import python_values
 from ..store.versions.manifest import Column
 from . import formats, values
 from .document import Block, Cell, TableBlock, Title
@@ -496,7 +497,7 @@ def shadowed(found: ShadowBatch, equal: int, equal_ms: int) -> Result:
         )
     flat = different.head(_MOST_DIFFERENT).flat()
     named = [name.replace("before_", "query_").replace("after_", "stage_") for name in flat.column_names]
-    rows = zip(*(map(str, column.to_pylist()) for column in flat.columns), strict=True)
+    rows = zip(*(map(str, python_values(column)) for column in flat.columns), strict=True)
     more = f", the first {_MOST_DIFFERENT}" if len(different) > _MOST_DIFFERENT else ""
     return Result(
         data,

@@ -7,6 +7,7 @@ import pyarrow as pa
 from ..moments.diff.equality import TOLERANCE
 from ..moments.diff.moments import TableDiff
 from ..pipeline.trial.trial import SinkDiff, Trial
+from ..store.sst.arrow_types import python_rows
 from . import values
 from .document import Block, Cell, Facts, Name, Page, Section, TableBlock, Time, Title, closing
 from .formats import MOST_SHOWN, duration, plural
@@ -147,7 +148,7 @@ def _sink(each: SinkDiff, mask: Mask, *, with_values: bool) -> Iterator[Block]:
 
 
 def _some(rows: pa.Table) -> list[dict[str, object]]:
-    return list(rows.slice(0, MOST_SHOWN).to_pylist())
+    return python_rows(rows.slice(0, MOST_SHOWN))
 
 
 def _cell(value: object, mask: Mask) -> Cell:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from ..errors import Refused, Usage
 from ..moments.diff.equality import TOLERANCE
 from ..store.sst.arrow_types import python_rows, python_values
+from ..store.sst.showable import escaped
 from ..whole_file import check_folder, whole_file
 from . import formats
 from .document import Cell, Name, TableBlock
@@ -186,7 +187,7 @@ def write(table: pa.Table, path: Path) -> None:
     from pyarrow import csv, parquet
 
     check_folder(path, "--out")
-    table = table.rename_columns(_unique(table.column_names))
+    table = escaped(table.rename_columns(_unique(table.column_names)))
     try:
         with whole_file(path, "--out") as temporary:
             match path.suffix.lower():
@@ -206,8 +207,9 @@ def write(table: pa.Table, path: Path) -> None:
 def _in_words(table: pa.Table) -> pa.Table:
     """The table with words for what CSV cannot say, and for times that Python lacks: Arrow writes them wrongly."""
     types = pa.types
+    worded = (types.is_nested, types.is_interval, types.is_time, types.is_duration, _holds_binary)
     for number, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
-        is_worded = types.is_nested(field.type) or types.is_interval(field.type) or _holds_binary(field.type)
+        is_worded = any(is_one(field.type) for is_one in worded)
         if not is_worded and (types.is_timestamp(field.type) or types.is_date(field.type)):
             (extremes,) = python_values(pa.array([pc.min_max(column)]))
             is_worded = isinstance(extremes, dict) and any(isinstance(value, str) for value in extremes.values())

@@ -121,7 +121,7 @@ def scan(
         sources += (_WrittenIn(sst, first, None) for sst in low.ssts)
     if not sources:
         return Flips(stage, first, high.version, (), ((first, 0),), 0)
-    paths = {each.sst.object: cache.parquet_path(store, each.sst) for each in sources}
+    paths = {each.sst.object: cache.sql_path(store, each.sst) for each in sources}
     with duckdb.connect(config={"python_enable_replacements": "false"}) as con:
         _show(con, table, high, sources, paths)
         try:

@@ -114,7 +114,7 @@ async def query(
     service = asked.service
     found = await service.statements.answer(asked.question(reading, ref, stage, sql, limit))
     fresh = await service.in_thread(reading.freshness)
-    about = fresh | {"moments": found.others, "cut_off": found.is_cut_off}
+    about = fresh | {"moments": found.others, "cut_off": found.is_cut_off, "notes": found.notes}
     if asked.wants_arrow:
         return Answer(arrow_bytes(found.table(), about), ARROW)
     return await service.in_thread(lambda: asked.document(about | values.for_json(found.table())))

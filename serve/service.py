@@ -18,6 +18,7 @@ from ..errors import NotFound
 from ..instants import now_ms
 from ..moments.query.sql import Bounds
 from ..results.shown import encoded
+from ..store.sst.showable import escaped
 from .errors import NotYet, TooOften
 from .newest import Newest
 from .peers import HOP, Peers
@@ -303,7 +304,7 @@ def _min_offset(text: str) -> tuple[str, int, int]:
 
 def arrow_bytes(table: pa.Table, metadata: dict[str, object]) -> bytes:
     """A stream of Arrow's IPC; what belongs to the answer beside its rows is in the schema's metadata, as JSON."""
-    table = table.replace_schema_metadata({"slackwater": encoded(metadata)})
+    table = escaped(table).replace_schema_metadata({"slackwater": encoded(metadata)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

@@ -55,6 +55,8 @@ class Found:
     """Arrow's stream."""
     others: dict[str, dict[str, object]]
     is_cut_off: bool
+    notes: tuple[str, ...] = ()
+    """As `Moment.answer` gives them."""
 
     def table(self) -> pa.Table:
         """The rows."""
@@ -147,6 +149,8 @@ def _answer(statement: Question) -> Found:
         moment = app.at(statement.ref, stage=statement.stage)
     else:
         moment = app.of_versions(statement.versions, seen_ms=statement.seen_ms)
+    notes: list[str] = []
+    here().note = notes.append
     rows, others = moment.answer(statement.sql, bounds=statement.bounds, max_rows=statement.max_rows + 1)
     is_cut_off = rows.num_rows > statement.max_rows
     if is_cut_off:
@@ -157,4 +161,4 @@ def _answer(statement: Question) -> Found:
     told: dict[str, dict[str, object]] = {
         ref: {"versions": each.versions, "thinned_out": each.thinned} for ref, each in others.items()
     }
-    return Found(sink.getvalue().to_pybytes(), told, is_cut_off)
+    return Found(sink.getvalue().to_pybytes(), told, is_cut_off, tuple(notes))

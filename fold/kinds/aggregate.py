@@ -1,8 +1,9 @@
 """State as running aggregates, one row per key: `aggregate(flights=count(), delay=sum("arr_delay"))`.
 
 Nulls count as SQL says: `count("x")`, `sum`, `min`, `max` and `mean` pass them over; a key without any value is null.
-NaN is passed over by `min` and `max`, too. Sums of integers are 64 bits wide and an overflow is an error; sums of
-decimals keep their scale.
+NaN is passed over by `min` and `max`, too. Sums of integers are 64 bits wide, sums of decimals keep their scale and
+have 38 digits, and so have the sums behind means of integers. No sum wraps around: one that its type has no room for is
+`NoRoom`, which `BoundAggregates.merge` raises as a `BadRecord` that names the key.
 
 A batch's rows may stand for several of a key: Spark added them up before they were brought to their state partition.
 Such a row has the key, how many rows it stands for (`ROWS`), in which tasks these were read (`TASKS`), and of each
@@ -11,6 +12,7 @@ aggregate the columns of `part`.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -18,7 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from ...errors import Usage
+from ...errors import BadRecord, Usage
+from ...store.sst.arrow_types import python_rows
 from ...store.versions.manifest import is_internal
 from .kind import Bound, Columns, Groups, Kind, Merged, check_value_names, field_of, only
 
@@ -39,6 +42,8 @@ class Aggregate(Struct, frozen=True, omit_defaults=True):
 
 
 _LOW = (1 << 32) - 1
+_DIGITS = 38
+"""Of the longest decimals that a table, and Spark, has."""
 ROWS = "_slackwater_rows"
 """A column of rows that stand for several of a key each: how many. They have the columns of `part` besides."""
 
@@ -171,11 +176,12 @@ def _fields(name: str, made: Aggregate, source: pa.DataType | None, by: pa.DataT
     assert source is not None  # noqa: S101  every other function takes a column
     if made.function in ("sum", "mean"):
         if pa.types.is_integer(source):
-            total = pa.int64()
+            # The mean of large numbers is none larger: only the sum behind it, which nobody sees, needs more room.
+            total = pa.int64() if made.function == "sum" else pa.decimal128(_DIGITS, 0)
         elif pa.types.is_floating(source):
             total = pa.float64()
         elif pa.types.is_decimal(source):
-            total = pa.decimal128(38, source.scale)
+            total = pa.decimal128(_DIGITS, source.scale)
         else:
             raise Usage(f"{name}={made}: column {made.column!r} is {source}; expected a number")
         if made.function == "sum":
@@ -188,6 +194,23 @@ def _fields(name: str, made: Aggregate, source: pa.DataType | None, by: pa.DataT
     return [pa.field(name, source), pa.field(f"_{name}_by", by)]
 
 
+class NoRoom(Exception):
+    """A sum that its type has no room for: `row` is that of the columns that were added up."""
+
+    def __init__(self, column: str, total: Decimal, kind: pa.DataType, row: int) -> None:
+        self.row = row
+        type_name = "long" if pa.types.is_integer(kind) else f"decimal({kind.precision}, {kind.scale})"
+        what = f"the sum behind {column[1:-4]}" if is_internal(column) else column
+        self._says = what, f"would be {total:f}, for which a {type_name} has no room"
+        super().__init__(" ".join(self._says))
+
+    def of(self, keys: pa.Table) -> BadRecord:
+        """The error for users; `row` is that of one of these keys."""
+        (key,) = python_rows(keys.slice(self.row, 1))
+        what, says = self._says
+        return BadRecord(f"{what} of key {', '.join(f'{name}={value!r}' for name, value in key.items())} {says}")
+
+
 class PerKey:
     """Aggregates of a batch alone, one value per key, in the keys' order."""
 
@@ -197,15 +220,15 @@ class PerKey:
         self._parts = ROWS in rows.column_names
 
     def kept(self, name: str, made: Aggregate, schema: pa.Schema) -> dict[str, Array]:
-        """What the aggregate keeps, in columns of this schema. Raises `ArrowInvalid` where a sum has no room."""
+        """What the aggregate keeps, in columns of this schema. Raises `NoRoom`."""
         kind = schema.field(name).type
         match made.function:
             case "count":
                 return {name: self._count(name, made)}
             case "sum":
-                return {name: self._total(name, made, kind)}
+                return {name: self._total(name, made, schema)}
             case "mean":
-                total = self._total(name, made, schema.field(f"_{name}_sum").type)
+                total = self._total(name, made, schema)
                 # Of the mean itself, merging makes nothing.
                 return {name: total, f"_{name}_sum": total, f"_{name}_count": self._count(name, made)}
             case "min" | "max":
@@ -226,15 +249,24 @@ class PerKey:
             return pa.array(np.diff(self._groups.starts, append=self._rows.num_rows))
         return self._reduce(self._column("count", name, made.column), "sum" if self._parts else "count")
 
-    def _total(self, name: str, made: Aggregate, kind: pa.DataType) -> Array:
+    def _total(self, name: str, made: Aggregate, schema: pa.Schema) -> Array:
+        """The sums in the column of an aggregate of which they are, of sums or of means."""
+        column = name if made.function == "sum" else f"_{name}_sum"
+        kind = schema.field(column).type
         if (low := part("low", name)) in self._rows.column_names:
-            return self._whole(self._rows[part("sum", name)], self._rows[low])
-        values = self._column("sum", name, made.column).cast(kind)
-        if not self._parts and pa.types.is_integer(kind):
+            return self._whole(column, self._rows[part("sum", name)], self._rows[low], kind)
+        values = self._column("sum", name, made.column)
+        if pa.types.is_decimal(values.type):
+            # Arrow's sums of decimals wrap around at 128 bits. 256 have room for any number of rows.
+            return fitting(column, self._reduce(values.cast(_wide(kind)), "sum"), kind)
+        if not pa.types.is_integer(values.type):
+            return self._reduce(values.cast(kind), "sum").cast(kind)
+        values = values.cast(pa.int64())
+        if not self._parts:
             least, most = (each.as_py() or 0 for each in pc.min_max(values).values())
             if any(edge * len(values) >= 1 << 63 for edge in (-least, most)):
                 # Arrow's sums of integers wrap around. Those of halves do not, for less than 2^31 rows.
-                return self._whole(pc.shift_right(values, 32), pc.bit_wise_and(values, _LOW))
+                return self._whole(column, pc.shift_right(values, 32), pc.bit_wise_and(values, _LOW), kind)
         return self._reduce(values, "sum").cast(kind)
 
     def _reduce(self, values: Array, function: str) -> Array:
@@ -242,11 +274,17 @@ class PerKey:
         grouped = pa.table({"id": self._ids, "v": values}).group_by("id", use_threads=False)
         return grouped.aggregate([("v", function)])[f"v_{function}"]
 
-    def _whole(self, high: Array, low: Array) -> Array:
-        """Sums of integers whose upper and lower halves these are. Raises `ArrowInvalid` where one has no room."""
+    def _whole(self, column: str, high: Array, low: Array, kind: pa.DataType) -> Array:
+        """Sums of integers whose upper and lower halves these are. Raises `NoRoom`."""
         high, low = self._reduce(high, "sum"), self._reduce(low, "sum")
-        high = pc.add(high, pc.shift_right(low, 32))
-        return pc.add(pc.multiply_checked(high, 1 << 32), pc.bit_wise_and(low, _LOW))
+        high, low = pc.add(high, pc.shift_right(low, 32)), pc.bit_wise_and(low, _LOW)
+        if pa.types.is_integer(kind):
+            try:
+                return pc.add(pc.multiply_checked(high, 1 << 32), low)
+            except pa.ArrowInvalid:
+                pass  # `fitting` tells which
+        upper = pc.multiply(high.cast(pa.decimal128(19, 0)), pa.scalar(Decimal(1 << 32), pa.decimal128(10, 0)))
+        return fitting(column, pc.add(upper.cast(_wide(kind)), low.cast(pa.decimal128(19, 0)).cast(_wide(kind))), kind)
 
     def _pick(self, values: Array, bys: Array, *, largest: bool) -> tuple[Array, Array]:
         """Value and `by` of each key's first or last row; nulls for a key whose `by` is null everywhere."""
@@ -284,7 +322,10 @@ class BoundAggregates(Bound):
     emits: tuple[pa.Schema, ...]
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        values = self.added(rows, groups, old)
+        try:
+            values = self.added(rows, groups, old)
+        except NoRoom as error:
+            raise error.of(keys) from None
         visible = values.select([field.name for field in self.values if not is_internal(field.name)])
         emitted = pa.table([*keys.columns, *visible.columns], schema=self.emits[0])
         return Merged(values, emitted=(emitted,))
@@ -297,12 +338,15 @@ class BoundAggregates(Bound):
         return replace(self, needs=columns)
 
     def added(self, rows: pa.Table, groups: Groups, old: pa.Table) -> pa.Table:
-        """The value columns of `old`, one row a group, with each group's rows in them, or what was made of them."""
+        """The value columns of `old`, one row a group, with each group's rows in them. Raises `NoRoom`.
+
+        The rows may be what was made of several.
+        """
         batch = PerKey(rows, groups)
         return self._table(old, lambda name, made: batch.kept(name, made, self.values))
 
     def together(self, earlier: pa.Table, later: pa.Table) -> pa.Table:
-        """The value columns of keys whose records are in two parts, from those of the parts, row by row."""
+        """The value columns of keys whose records are in two parts, from those of the parts. Raises `NoRoom`."""
         return self._table(earlier, lambda _name, _made: later)
 
     def _table(self, earlier: pa.Table, later: Callable[[str, Aggregate], Columns]) -> pa.Table:
@@ -316,16 +360,16 @@ def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[s
     """The stored columns of the aggregate `name` over both parts; null is of no records.
 
     Both parts have the columns that it keeps: `name`, and of a mean `_name_sum` and `_name_count`, of first and last
-    `_name_by`. Raises `ArrowInvalid` where a sum has no room.
+    `_name_by`. Raises `NoRoom`.
     """
     old, new = earlier[name], later[name]
     match function:
         case "count":
             return {name: pc.add(pc.fill_null(old, 0), pc.fill_null(new, 0))}
         case "sum":
-            return {name: plus(old, new)}
+            return {name: plus(name, old, new)}
         case "mean":
-            total = plus(earlier[f"_{name}_sum"], later[f"_{name}_sum"])
+            total = plus(f"_{name}_sum", earlier[f"_{name}_sum"], later[f"_{name}_sum"])
             number = pc.add(pc.fill_null(earlier[f"_{name}_count"], 0), pc.fill_null(later[f"_{name}_count"], 0))
             divisor = pc.if_else(pc.equal(number, 0), pa.scalar(None, pa.int64()), number).cast(pa.float64())
             # Of sums beyond 2^53 a double is the nearest.
@@ -343,10 +387,39 @@ def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[s
     raise ValueError(f"{function} is no aggregate that is known here")
 
 
-def plus(old: Array, new: Array) -> Array:
-    """SQL's sum of two partial sums: null only where both are."""
+def plus(name: str, old: Array, new: Array) -> Array:
+    """SQL's sum of two partial sums of the column `name`: null only where both are. Raises `NoRoom`."""
     kind = old.type
-    # Arrow wants a digit more for a decimal sum; the cast back refuses what does not fit.
-    wide = pa.decimal256(38, kind.scale) if pa.types.is_decimal(kind) else kind
-    total = pc.add_checked(old.cast(wide), new.cast(wide))
-    return pc.coalesce(total.cast(kind), old, new)
+    if pa.types.is_floating(kind):
+        return pc.coalesce(pc.add(old, new), old, new)
+    if pa.types.is_integer(kind):
+        try:
+            return pc.coalesce(pc.add_checked(old, new), old, new)
+        except pa.ArrowInvalid:
+            pass  # `fitting` tells which
+    wide = _wide(kind)
+    return pc.coalesce(fitting(name, pc.add(_widened(old, wide), _widened(new, wide)), kind), old, new)
+
+
+def _wide(kind: pa.DataType) -> pa.DataType:
+    """The type of sums of values of a decimal or integer type in which none wraps around."""
+    # Arrow gives a sum of decimals a digit more than they have, and 76 is the most.
+    return pa.decimal256(75, kind.scale if pa.types.is_decimal(kind) else 0)
+
+
+def _widened(values: Array, wide: pa.DataType) -> Array:
+    return values.cast(pa.decimal128(19, 0)).cast(wide) if pa.types.is_integer(values.type) else values.cast(wide)
+
+
+def fitting(name: str, totals: Array, kind: pa.DataType) -> Array:
+    """Sums of the column `name` as values of the type that it has. Raises `NoRoom` for the first that is none."""
+    narrow = pa.decimal128(_DIGITS, totals.type.scale)
+    try:
+        return totals.cast(narrow).cast(kind)
+    except pa.ArrowInvalid:
+        for row, total in enumerate(totals.to_pylist()):
+            try:
+                pa.array([total], narrow).cast(kind)
+            except pa.ArrowInvalid:
+                raise NoRoom(name, total, kind, row) from None
+        raise

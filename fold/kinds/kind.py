@@ -248,7 +248,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     def join_parts(self, name: str, earlier: Columns, later: Columns) -> dict[str, Any]:
         """The stored columns of the column `name` over two parts of a key's records; where `past` is `parts`.
 
-        Raises `ArrowInvalid` where a value has no room.
+        Raises `aggregate.NoRoom`.
         """
         raise NotImplementedError
 

@@ -18,7 +18,7 @@ from msgspec.structs import force_setattr
 from ...errors import Refused, Usage
 from ...store.sst.types import DUE
 from ...store.versions.manifest import is_internal
-from .aggregate import BoundAggregates
+from .aggregate import BoundAggregates, NoRoom
 from .kind import BatchMoment, Bound, Groups, Kind, Merged, as_kind
 
 Numbers = npt.NDArray[np.int64]
@@ -119,7 +119,10 @@ class BoundSessions(Bound):
         """With rows for none of the groups, sessions end and nothing else."""
         known = self._known(old)
         over = _whole_ms(known.end) <= self.until_ms if self.until_ms is not None else np.zeros(len(known.end), bool)
-        sessions = self._joined(rows, groups, known.filter(~over))
+        try:
+            sessions = self._joined(rows, groups, known.filter(~over))
+        except NoRoom as error:
+            raise error.of(keys) from None
         counts = np.bincount(sessions.ids, minlength=groups.num)
         ended = known.filter(over)
         columns: dict[str, pa.Array | pa.ChunkedArray] = dict(self._columns(ended))
@@ -152,7 +155,10 @@ class BoundSessions(Bound):
         return _Spans(ids, _us(columns["start"]), _us(columns["end"]), parts)
 
     def _joined(self, rows: pa.Table, groups: Groups, known: _Spans) -> _Spans:
-        """The sessions with a batch's rows in them: many of these may be in one, and one may make several one."""
+        """The sessions with a batch's rows in them: many of these may be in one, and one may make several one.
+
+        Raises `NoRoom`, whose row is that of the key.
+        """
         if not rows.num_rows:
             return known
         spans = rows[self.column].combine_chunks()
@@ -165,6 +171,18 @@ class BoundSessions(Bound):
         ids = np.concatenate([known.ids, groups.ids.astype(np.int64)])
         start, end = np.concatenate([known.start, _us(starts)]), np.concatenate([known.end, _us(ends)])
         order, first, number = _sessions(ids, start, end)
+        try:
+            parts = self._parts(rows, number, known)
+        except NoRoom as error:
+            error.row = int(ids[order][first][error.row])
+            raise
+        return _Spans(ids[order][first], start[order][first], np.maximum.reduceat(end[order], first), parts)
+
+    def _parts(self, rows: pa.Table, number: Numbers, known: _Spans) -> pa.Table:
+        """What the aggregates keep of each session; `number` has that of each known span, and then of each row.
+
+        Raises `NoRoom`, whose row is the session's number.
+        """
         old_numbers, old = _as_one(number[: len(known.ids)], known.parts, self.inner)
         # As the aggregates get rows of any key: sorted by it, beside what was stored.
         new = number[len(known.ids) :]
@@ -174,11 +192,14 @@ class BoundSessions(Bound):
         there = np.append(old_numbers, -1)[at] == new_numbers
         before = old.take(pa.array(at, mask=~there))
         sorted_rows = rows.take(pa.array(sort)).combine_chunks()
-        added = self.inner.added(sorted_rows, Groups(ids_of_rows.astype(np.int32), begins), before)
+        try:
+            added = self.inner.added(sorted_rows, Groups(ids_of_rows.astype(np.int32), begins), before)
+        except NoRoom as error:
+            error.row = int(new_numbers[error.row])
+            raise
         alone = ~np.isin(old_numbers, new_numbers)
         every = np.concatenate([old_numbers[alone], new_numbers])
-        parts = pa.concat_tables([old.filter(pa.array(alone)), added]).take(pa.array(np.argsort(every)))
-        return _Spans(ids[order][first], start[order][first], np.maximum.reduceat(end[order], first), parts)
+        return pa.concat_tables([old.filter(pa.array(alone)), added]).take(pa.array(np.argsort(every)))
 
     def _values(self, sessions: _Spans, counts: Numbers) -> pa.Table:
         """The table's value columns: each key's sessions in one row."""
@@ -223,13 +244,18 @@ def _as_one(numbers: Numbers, parts: pa.Table, aggregates: BoundAggregates) -> t
     """What the aggregates keep of each number, from what they keep of its parts; `numbers` ascend.
 
     Neighbours are put together two by two, so that it takes as many rounds as the logarithm of the most parts of one.
+    Raises `NoRoom`, whose row is the number.
     """
     while (again := numbers[1:] == numbers[:-1]).any():
         begins = np.flatnonzero(np.append(True, ~again))
         place = np.arange(len(numbers)) - np.repeat(begins, np.diff(begins, append=len(numbers)))
         later = place % 2 == 1
         earlier = np.append(later[1:], False)
-        both = aggregates.together(parts.filter(pa.array(earlier)), parts.filter(pa.array(later)))
+        try:
+            both = aggregates.together(parts.filter(pa.array(earlier)), parts.filter(pa.array(later)))
+        except NoRoom as error:
+            error.row = int(numbers[later][error.row])
+            raise
         alone = ~earlier & ~later
         order = np.argsort(np.concatenate([np.flatnonzero(alone), np.flatnonzero(earlier)]))
         parts = pa.concat_tables([parts.filter(pa.array(alone)), both]).take(pa.array(order))
@@ -243,4 +269,4 @@ def _us(times: pa.Array) -> Numbers:
 
 def _whole_ms(times: Numbers) -> Numbers:
     """The first millisecond that is not before each of these times, as the watermark passes it."""
-    return -(-times // 1000)
+    return -(times // -1000)

@@ -74,15 +74,27 @@ def _scaled(total: Array, kind: pa.DataType) -> Array:
     """A sum, where a decimal is wanted and Spark keeps the sum of short decimals as a number without their scale."""
     if not pa.types.is_decimal(kind) or pa.types.is_decimal(total.type):
         return total
+    if pa.types.is_floating(total.type) and not kind.scale:
+        # Spark keeps the sum behind a mean of integers as a double.
+        return total.cast(kind)
     whole = total.cast(pa.int64()).cast(pa.decimal128(19, 0))
     return pc.multiply(whole, pa.scalar(Decimal(1).scaleb(-kind.scale), pa.decimal128(kind.scale + 1, kind.scale)))
 
 
 def _decimal_sum(name: str, _types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
     total, is_empty = of
-    return [
-        MadeColumn(name, (total, is_empty), lambda rows: _unless(rows[is_empty], rows[total]), "null where it is empty")
-    ]
+
+    def some(rows: pa.Table) -> Array:
+        # Spark's sum of decimals is null from the record on with which it had no room.
+        if count := pc.sum(pc.and_not(pc.is_null(rows[total]), rows[is_empty])).as_py():
+            raise Refused(
+                f"column {name!r}: the sums of {count:,} keys had no room in Spark's decimals, which made them null: "
+                "the state does not say what they were",
+                hint="let the query begin anew with fewer digits; or declare the column as update(...)",
+            )
+        return _unless(rows[is_empty], rows[total])
+
+    return [MadeColumn(name, (total, is_empty), some, "null where it is empty")]
 
 
 def _mean(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from ...errors import Refused
+from ...fold.kinds.aggregate import NoRoom
 from ...fold.kinds.kind import kind_of
 from ...moments.status.lag import beats, runner_of
 from ...store.compaction.rewrite import rewritten
@@ -80,9 +81,10 @@ class Fill:
             for name in self.parts:
                 try:
                     made |= kind.join_parts(name, values, later)
-                except pa.ArrowInvalid as error:
+                except NoRoom as error:
                     raise Refused(
-                        f"{name} of {self.source.stage} cannot be computed over the past: {error}",
+                        f"{name} of {self.source.stage} cannot be computed over the past: "
+                        f"{error.of(rows.select(key)).sentence}",
                         hint="no sum of this type has room for all records; sum a decimal, under another name",
                     ) from error
         else:

@@ -51,10 +51,17 @@ def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: 
     the table.
 
     Raises `Usage` where the SQL is wrong, or no single statement that changes rows, `NotFound` where it names a table
-    or column that there is not, and `Refused` where two rows would have one key.
+    or column that there is not, and `Refused` where two rows would have one key, or the table has values that SQL has
+    none for (`sst.showable`).
     """
     table = cut.tables[name].table
     assert table is not None  # noqa: S101  it is among the cut's tables
+    if any(sst.unshowable for sst in cut.tables[name].ssts):
+        raise Refused(
+            f"{cut.app}/{name} has strings that are no UTF-8, or maps with a key twice: SQL would write others in "
+            "their place",
+            hint="nothing was changed; --rows FILE puts rows without SQL",
+        )
     only = named_tables(sql, cut, or_all=False) | {name}
     with closing(connect(store, cache, cut, only=only, whole=name, memory=_MEMORY)) as con:
         try:

@@ -16,6 +16,7 @@ from ...moments.query.columns import parse_keys
 from ...moments.query.key_text import key_of
 from ...moments.take.remove import clone_lives, shared
 from ...store.objects.protocol import ObjectStore
+from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import hash_keys
 from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, Table
@@ -104,7 +105,7 @@ class Keys:
 
     def words(self) -> list[Words]:
         """What is looked for in records, of each key."""
-        return [Words.of(row) for row in self.rows.to_pylist()]
+        return [Words.of(row) for row in python_rows(self.rows)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from ...store.read.cache import SstCache
 from ...store.read.decode import check_shape, read_groups
 from ...store.read.fetch import corrupt, file_name
 from ...store.sst.evolution import Reading
+from ...store.sst.showable import showable
 from ...store.versions import apps, keys
 from ...store.versions.manifest import Manifest, Sst, Table
 from .files import address, data_file, data_schema, iceberg_schema, is_read_alike
@@ -79,7 +80,7 @@ class _Plan:
     head: Head | None
     wanted: Snapshotted
     """Its copies have no size yet, unless they are there."""
-    copies: Mapping[str, tuple[Sst, Reading]]
+    copies: Mapping[str, tuple[Sst, Reading | None]]
     """By address: the data files that are rows of an SST written anew, and how that is read."""
     rows: int
     """That it shows."""
@@ -142,12 +143,12 @@ class IcebergExport:
         _check_own(table, head, self._properties(cut.app, name))
         live = table.live(head.snapshot if head is not None else None)
         data: dict[str, DataFile] = {}
-        copies: dict[str, tuple[Sst, Reading]] = {}
+        copies: dict[str, tuple[Sst, Reading | None]] = {}
         deletes: dict[str, Positions] = {}
         hidden = hidden_positions(self.store, self.cache, manifest, cut.clock_ms(name))
         for sst, positions in hidden.items():
             at = address(self.store.at(sst.root).url, sst.object)
-            if (how := self._reading(sst, declared)) is not None:
+            if (how := self._reading(sst, declared)) is not None or sst.unshowable:
                 at = f"{table.location}/data/{_copy_name(sst, declared)}"
                 copies[at] = (sst, how)
             data[at] = live.data[at].data_file if at in live.data else data_file(at, sst.rows, sst.bytes)
@@ -224,16 +225,18 @@ class IcebergExport:
         return {f"{OWN}{key}": value for key, value in own.items()} | {"gc.enabled": "false"}
 
     def _copy(self, plan: _Plan, at: str) -> DataFile:
-        """Write the rows of an SST with the columns of today, in their order."""
+        """Write the rows of an SST with the columns of today, in their order, and values that any reader has."""
         (sst, how), declared = plan.copies[at], plan.manifest.table
         assert declared is not None  # noqa: S101  as in `_plan`
         schema = data_schema(declared)
         try:
             with pq.ParquetFile(self.cache.parquet_path(self.store, sst), memory_map=True) as file:
-                stored = read_groups(file, range(file.num_row_groups), how.stored_names(schema.names))
+                names = how.stored_names(schema.names) if how is not None else schema.names
+                stored = read_groups(file, range(file.num_row_groups), names)
         except (pa.ArrowException, OSError) as error:
             raise corrupt(sst, f"it cannot be decoded ({error})") from error
-        rows = pa.Table.from_arrays(how.read(stored, schema.names).columns, schema=schema)
+        read = how.read(stored, schema.names) if how is not None else stored
+        rows = showable(pa.Table.from_arrays(read.columns, schema=schema))
         sink = pa.BufferOutputStream()
         pq.write_table(rows, sink, compression="zstd", write_page_checksum=True)
         data = bytes(sink.getvalue())

@@ -24,7 +24,9 @@ class RejectedRecord:
 
     stage: str
     address: str
-    """Where it is in Kafka: `topic[partition]@offset`, and of a repartition topic the row in the message."""
+    """Where it is in Kafka: `topic[partition]@offset`, and of a repartition topic the row in the message.
+
+    Of one that a sink's topic did not take, `topic vN+row`: which of those of the version."""
     input: str
     time_ms: int
     key: bytes | None
@@ -76,6 +78,8 @@ def rejected(
             topic, partition, offset, number = (row.pop(column) for column in ("topic", "partition", "offset", "row"))
             place = f"{topic}[{partition}]@{offset}"
             address = f"{place}+{number}" if source is not None and source.upstream else place
+            if row["input"] in cut.stages[name].sinks:
+                address = f"{topic} v{offset}+{number}"
             found.append(RejectedRecord(stage=name, address=address, **row))
     found.sort(key=lambda each: -each.rejected_ms)
     numbers = {name: rejected_of(cut.stages[name]) for name in stages}

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from ...errors import SlackwaterError, Usage
 from ...store.read.duckdb_view import quoted
+from ...store.sst.showable import showable
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Table
 from ..query.columns import visible_schema
@@ -22,8 +23,8 @@ def only_in(one: pa.Table, other: pa.Table) -> pa.Table:
     if not one.num_columns or one.schema.names != other.schema.names:
         return one
     with duckdb.connect() as con:
-        con.register("one", one)
-        con.register("other", other)
+        con.register("one", showable(one))
+        con.register("other", showable(other))
         return con.sql("FROM one EXCEPT ALL FROM other").to_arrow_table().cast(one.schema)
 
 
@@ -75,7 +76,9 @@ def without(found: TableDiff, sql: str) -> TableDiff:
     # Keys of any type are told apart by their place.
     with closing(_database({found.table: found.changes.flat()})) as con:
         con.register("_meant", _meant(con, found.table, sql, key))
-        con.register("_all", found.changes.keys.append_column("_place", pa.array(np.arange(len(found.changes)))))
+        con.register(
+            "_all", showable(found.changes.keys).append_column("_place", pa.array(np.arange(len(found.changes))))
+        )
         same = " AND ".join(f"a.{quoted(name)} IS NOT DISTINCT FROM m.{quoted(name)}" for name in key)
         left = con.sql(f"SELECT _place FROM _all a ANTI JOIN _meant m ON {same} ORDER BY _place").to_arrow_table()
     return found.only(left["_place"].to_numpy())
@@ -85,7 +88,7 @@ def _database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:
     """One that sees these tables, and nothing else of this machine."""
     con = empty_database()
     for name, rows in tables.items():
-        con.register(name, rows)
+        con.register(name, showable(rows))
     con.execute("SET enable_external_access = false")
     con.execute("SET lock_configuration = true")
     return con

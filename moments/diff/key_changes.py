@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...store.sst.arrow_types import python_rows
+from ...store.sst.showable import maps_as_lists
 from .equality import Flags, has_floats, near
 
 _PIECE = 10_000
@@ -66,8 +67,8 @@ class KeyChanges:
         if not before.num_rows or not before.num_columns:
             return cls(keys, before, after, was, is_there, dict.fromkeys(before.column_names, both))
         # DuckDB compares values of every type, NaN and null too.
-        columns = {f"b{number}": column for number, column in enumerate(before.columns)}
-        columns |= {f"a{number}": after.column(name) for number, name in enumerate(before.column_names)}
+        columns = {f"b{number}": _comparable(column) for number, column in enumerate(before.columns)}
+        columns |= {f"a{number}": _comparable(after.column(name)) for number, name in enumerate(before.column_names)}
         tests = ", ".join(f"b{number} IS DISTINCT FROM a{number}" for number in range(before.num_columns))
         with duckdb.connect() as con:
             con.register("sides", pa.table(columns))
@@ -136,6 +137,13 @@ class KeyChanges:
             for side, values in (("before", self.before), ("after", self.after)):
                 table = table.append_column(f"{side}_{name}", values.column(name))
         return table
+
+
+def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column whose values DuckDB compares: of maps it takes none that has a key twice."""
+    if not pa.types.is_nested(column.type):
+        return column
+    return pa.chunked_array([maps_as_lists(chunk) for chunk in column.chunks or [pa.array([], column.type)]])
 
 
 def _rows(values: pa.Table, count: int) -> list[dict[str, object]]:

@@ -10,7 +10,7 @@ DuckDB reads the archive's objects themselves, and of them what a statement asks
 partition, offset and time.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import zip_longest
@@ -31,6 +31,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quoted
 from ...store.sst.arrow_types import schema_of
+from ...store.sst.showable import showable
 from ...store.versions import keys
 from ...store.versions.manifest import Input, Manifest
 from ...store.versions.side_tables import columns_of
@@ -172,7 +173,7 @@ def channel_tables(
             state = channel_state(store, cut, edge)
             for rows in _records(store, state, keeper, reader):
                 tables.append(rows.append_column("_receiver", pa.repeat(pa.scalar(edge.receiver), rows.num_rows)))
-    return {name: pa.concat_tables(tables, promote_options="permissive") for name, tables in found.items()}
+    return {name: showable(pa.concat_tables(tables, promote_options="permissive")) for name, tables in found.items()}
 
 
 def arrow_of(ddl: str) -> pa.Schema:
@@ -293,9 +294,17 @@ def _rows(
             raise
 
 
+def shown_otherwise(cuts: Iterable[Cut], sql: str) -> list[str]:
+    """The tables that a statement names in which are values that it sees as others (`sst.showable`)."""
+    tables = (each for cut in cuts for each in cut.tables.items())
+    found = {name for name, manifest in tables if any(sst.unshowable for sst in manifest.ssts)}
+    return sorted(name for name in found if name.casefold() in sql.casefold())
+
+
 def as_relation(rows: pa.Table) -> duckdb.DuckDBPyRelation:
     """Rows as a DuckDB relation on a connection of its own, which lives as long as the relation.
 
-    SQL upon it can neither read nor write files.
+    SQL upon it can neither read nor write files. Values for which SQL has none are others there (`sst.showable`).
     """
-    return duckdb.connect(config={"enable_external_access": False, "lock_configuration": True}).from_arrow(rows)
+    con = duckdb.connect(config={"enable_external_access": False, "lock_configuration": True})
+    return con.from_arrow(showable(rows))

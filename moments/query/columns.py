@@ -17,7 +17,7 @@ from ...errors import NotFound, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.multi_get import NO_HASTE, Haste, multi_get
-from ...store.sst.arrow_types import python_values
+from ...store.sst.arrow_types import python_value, python_values
 from ...store.sst.hashing import PLAIN, hash_key, hash_keys, normalise_keys
 from ...store.sst.types import arrow_schema, visible_columns
 from ...store.versions.manifest import Manifest, Table
@@ -138,7 +138,7 @@ def value_of(value: object, kind: pa.DataType) -> object:
         return value
     if pa.types.is_decimal(kind) and not isinstance(value, str):
         value = str(value)
-    return _parse(value, kind)[0].as_py()
+    return python_value(_parse(value, kind)[0])
 
 
 def _parse_all(texts: Sequence[object], kind: pa.DataType) -> pa.Array:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ...errors import NotFound, Refused, Usage
 from ...store.read.duckdb_view import quoted
+from ...store.sst.showable import showable
 
 _AGGREGATES = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
 ROW = "_slackwater_row"
@@ -55,7 +56,7 @@ def numbers_of(sql: str, stage: str, rows: pa.Table) -> npt.NDArray[np.int64]:
     `rows` has the columns of the table and `ROW`. Raises `Usage` where DuckDB cannot ask it of them.
     """
     with duckdb.connect(config={"python_enable_replacements": "false", "enable_external_access": "false"}) as con:
-        con.register(stage, rows)
+        con.register(stage, showable(rows))
         try:
             found = con.sql(f"SELECT DISTINCT {ROW} FROM ({sql}) ORDER BY 1").to_arrow_table()
         except duckdb.Error as error:
@@ -93,8 +94,8 @@ def _in_expressions(node: Any, aggregates: Collection[str]) -> Iterator[str]:
 def differing(ours: pa.Table, theirs: pa.Table) -> pa.Table:
     """The rows that one table has more often than the other, in any order; the columns are the same."""
     with duckdb.connect() as con:
-        con.register("ours", ours)
-        con.register("theirs", theirs.select(ours.column_names))
+        con.register("ours", showable(ours))
+        con.register("theirs", showable(theirs.select(ours.column_names)))
         return con.sql(
             "(FROM ours EXCEPT ALL FROM theirs) UNION ALL (FROM theirs EXCEPT ALL FROM ours)"
         ).to_arrow_table()
@@ -103,8 +104,8 @@ def differing(ours: pa.Table, theirs: pa.Table) -> pa.Table:
 def only_in(ours: pa.Table, theirs: pa.Table) -> pa.Table:
     """The rows that `ours` has more often than `theirs`, in any order; the columns are the same."""
     with duckdb.connect() as con:
-        con.register("ours", ours)
-        con.register("theirs", theirs.select(ours.column_names))
+        con.register("ours", showable(ours))
+        con.register("theirs", showable(theirs.select(ours.column_names)))
         return con.sql("FROM ours EXCEPT ALL FROM theirs").to_arrow_table().cast(ours.schema)
 
 
@@ -112,8 +113,8 @@ def places_of(wanted: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
     """Where in `rows` those of `wanted` stand, ascending. The columns of `wanted` are compared."""
     tests = [f"r.{quoted(name)} IS NOT DISTINCT FROM o.{quoted(name)}" for name in wanted.column_names]
     with duckdb.connect() as con:
-        con.register("o", wanted)
-        con.register("r", rows.append_column("_place", pa.array(np.arange(rows.num_rows))))
+        con.register("o", showable(wanted))
+        con.register("r", showable(rows.append_column("_place", pa.array(np.arange(rows.num_rows)))))
         found = con.sql(f"SELECT DISTINCT r._place FROM r, o WHERE {' AND '.join(tests)} ORDER BY 1").to_arrow_table()
     return np.asarray(found["_place"].to_numpy(), np.int64)
 

@@ -91,7 +91,7 @@ class App:
 
             check_options(stage_name, table=table, event_time=event_time, trigger=trigger)
             times = event_time or DEFAULT_EVENT_TIME
-            check_rejects(stage_name, on_error, max_rejected, rejects)
+            check_rejects(stage_name, on_error, max_rejected, rejects, outputs)
             late_table = late_channel(stage_name, columns, state) if times.late == "table" else None
             late = late_table or times.late
             self._add(
@@ -224,7 +224,7 @@ class App:
         together = replace(self, stages={**self.stages, stage.name: stage})
         for each in together.stages.values():
             rejected = table_name(each.name, REJECTED)
-            if each.on_error == "reject" and rejected in together.stages:
+            if each.rejects_some and rejected in together.stages:
                 raise Usage(f"stage {rejected!r} has the name of the table of what {each.name!r} rejects")
             if each.rejects in together.topics:
                 raise Usage(

@@ -36,6 +36,8 @@ class TopicSink:
 
     name: str
     encoding: Encoding
+    on_error: Literal["stop", "reject"] = "stop"
+    """What becomes of a record that is larger than the topic takes."""
     kind: ClassVar[Literal["topic", "function"]] = "topic"
 
 
@@ -47,6 +49,7 @@ class FunctionSink:
     function: VersionFunction
     kind: ClassVar[Literal["topic", "function"]] = "function"
     encoding: ClassVar[None] = None
+    on_error: ClassVar[Literal["stop", "reject"]] = "stop"
 
 
 Sink = TopicSink | FunctionSink
@@ -60,6 +63,7 @@ def sink(
     headers: Mapping[str, str] | str | None = None,
     registry: str = "",
     subject: str = "",
+    on_error: str = "stop",
 ) -> TopicSink:
     """Publish a stage's rows to a Kafka topic that others read, each record exactly once for a `read_committed` reader.
 
@@ -77,11 +81,16 @@ def sink(
         registry: For Avro, the URL of the schema registry. SLACKWATER_REGISTRY_USER_INFO has `user:password` where it
             takes them.
         subject: For Avro, default the topic with `-value`.
+        on_error: What becomes of a record that is larger than the topic takes (`max.message.bytes`, and 8 MB at most):
+            `"stop"` ends the stage before the batch is committed, and names the record; `"reject"` puts it into the
+            table of the stage's rejected records, and the batch is committed and published without it.
 
     Raises `Usage` where an argument is none that can be meant.
     """
     if check_topic(topic) in (".", ".."):
         raise Usage(f"topic name {topic!r} is not usable: Kafka has no such topic")
+    if on_error not in ("stop", "reject"):
+        raise Usage(f'sink {topic!r}: on_error is {on_error!r}; expected "stop" or "reject"')
     columns = (key,) if isinstance(key, str) else tuple(key or ())
     if len(set(columns)) != len(columns):
         raise Usage(f"sink {topic!r}: key is {columns!r}; expected different column names")
@@ -95,7 +104,7 @@ def sink(
     subject = subject or (f"{topic}-value" if registry else "")
     named, whole = ({}, headers) if isinstance(headers, str) else (headers or {}, "")
     encoding = Encoding(columns, value, tuple(named.items()), whole, registry=registry, subject=subject)
-    return TopicSink(topic, encoding)
+    return TopicSink(topic, encoding, "reject" if on_error == "reject" else "stop")
 
 
 def foreach_version(function: VersionFunction, *, name: str = "") -> FunctionSink:

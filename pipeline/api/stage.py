@@ -57,6 +57,11 @@ class Stage:
         return tuple(one for one in self.writes if not isinstance(one, Repartition))
 
     @property
+    def rejects_some(self) -> bool:
+        """Whether it may reject records: those that fail, or those that one of its sinks does not take."""
+        return self.on_error == "reject" or any(one.on_error == "reject" for one in self.sinks)
+
+    @property
     def late(self) -> Repartition | Sink | None:
         """Where rows go that come too late; None for nowhere."""
         late = self.event_time.late
@@ -80,11 +85,14 @@ def several(said: object, single: type | tuple[type, ...]) -> tuple[Any, ...]:
     return tuple(said)
 
 
-def check_rejects(stage: str, on_error: str, max_rejected: int | None, rejects: str | None) -> None:
+def check_rejects(
+    stage: str, on_error: str, max_rejected: int | None, rejects: str | None, outputs: Iterable[Repartition | Sink]
+) -> None:
     """Raise `Usage` where what becomes of failing records is said in a way that contradicts itself."""
     if on_error not in get_args(OnError):
         raise Usage(f'stage {stage!r}: on_error is {on_error!r}; expected "stop" or "reject"')
-    if on_error == "stop" and (max_rejected is not None or rejects is not None):
+    rejecting = [one for one in outputs if isinstance(one, TopicSink) and one.on_error == "reject"]
+    if on_error == "stop" and not rejecting and (max_rejected is not None or rejects is not None):
         knob = "max_rejected" if max_rejected is not None else "rejects"
         raise Usage(f"stage {stage!r} has {knob}= and rejects nothing", hint='say on_error="reject", or leave it out')
     if rejects is not None:

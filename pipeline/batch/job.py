@@ -79,6 +79,10 @@ class StageConfig:
     """Whether SSTs are fetched beside the batches; for tasks that run on this machine."""
     rescue: Callable[["Batch", Exception], Written] | None = None
     """Computes a batch that failed without the records to blame, or raises its error; None where none are rejected."""
+    set_aside: Callable[["Batch", Written], Written] | None = None
+    """Puts records that no sink's topic takes into the table of rejected ones; None where no sink rejects any."""
+    published: Mapping[str, str] = field(default_factory=dict)
+    """The topics of sinks that are not published as they are declared."""
     retry: Callable[["Batch"], Written] | None = None
     """Puts the rejected records that wait through, as a batch of their own."""
     input_spools: Mapping[str, str] = field(default_factory=dict)
@@ -114,16 +118,20 @@ class StageJob:
         """What that batch gives; where it fails and the stage rejects, without the records that are to blame."""
         counts = self._counts(base, after)
         before = counts.now() if counts is not None else {}
+        batch, set_aside = Batch(self, base, after, times), self.config.set_aside
         try:
             results = self._compute(rows, base, times, few_keys=self._forecast.few_keys)
         except Exception as error:
             if self.config.rescue is None or self.stopping():
                 raise
-            return self.config.rescue(Batch(self, base, after, times), error)
-        self._forecast.learn(results)
-        if counts is None:
-            return Written(results)
-        return Written(results, read={name: count - before[name] for name, count in counts.now().items()})
+            written = self.config.rescue(batch, error)
+        else:
+            self._forecast.learn(results)
+            written = Written(results)
+            if counts is not None:
+                read = {name: count - before[name] for name, count in counts.now().items()}
+                written = Written(results, read=read)
+        return set_aside(batch, written) if set_aside is not None else written
 
     def _counts(self, base: Manifest, after: Mapping[str, Position]) -> RecordCounts | None:
         """What counts the records of users' topics that a batch reads; None where it reads none."""
@@ -140,7 +148,7 @@ class StageJob:
         few_keys: bool | None = None,
     ) -> tuple[TaskReport, ...]:
         config, shape, stage = self.config, self.config.shape, self.config.stage
-        targets = tuple(output_topic_of(one, base) for one in stage.emits_to)
+        targets = tuple(output_topic_of(one, base, config.published) for one in stage.emits_to)
         writer, version = base.writer, base.version + 1
         seen = Times(shape.watermarks, times.bound_ms)
         if shape.bound is None or base.table is None:
@@ -162,7 +170,7 @@ class StageJob:
             ),
             base.ssts,
             only_checks,
-            late_to=(output_topic_of(late, base), shape.late) if late and not only_checks else None,
+            late_to=(output_topic_of(late, base, config.published), shape.late) if late and not only_checks else None,
             times=seen,
         )
         # What is only checked need not be where its SSTs are.

@@ -49,12 +49,13 @@ class StateTask(Task):
         result = self._written(in_time, attempt, marked) if in_time.num_rows or marked else TaskReport(attempt, 0)
         if not late.num_rows:
             return result
-        sent = result.sent
+        sent, unsent = result.sent, result.unsent
         if self.late_to is not None:
             target, columns = self.late_to
             gone = late.select(list(columns)).rename_columns(list(columns.values()))
-            sent = sent | self._send([(target, gone, target.partitions_of(gone))], attempt)
-        return replace(result, rows_in=num_rows(rows), sent=sent, late=num_rows(late))
+            more, large = self._send([(target, gone, target.partitions_of(gone))], attempt)
+            sent, unsent = sent | more, (*unsent, *large)
+        return replace(result, rows_in=num_rows(rows), sent=sent, unsent=unsent, late=num_rows(late))
 
     def _written(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> TaskReport:
         """What becomes of rows that are not late, and in the `marked` state partitions of those that fall due."""
@@ -80,14 +81,16 @@ class StateTask(Task):
                 ssts.append(sst)
                 event_ms.append(latest_ms)
         emitted = [one.emitted for one in made if one.emitted]
+        sent, unsent = self._send(self._emitted(emitted), attempt) if self.outputs and emitted else ({}, ())
         return TaskReport(
             attempt,
             num_rows(rows),
             tuple(ssts),
-            self._send(self._emitted(emitted), attempt) if self.outputs and emitted else {},
+            sent,
             counted.take() + looked_up(reads),
             cache.ranged_objects(),
             max((at for at in event_ms if at is not None), default=None),
+            unsent=unsent,
             next_due_ms=min((one.next_ms for one in made if one.next_ms is not None), default=None),
         )
 

@@ -4,28 +4,32 @@ What a task does counts when the driver names it in a manifest: a retried or spe
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from cachetools import TTLCache
 from msgspec.structs import replace
 from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StructType
 
+from ...errors import BadRecord
 from ...fold.event_time import Times
 from ...fold.failing import StateFailed
 from ...fold.kinds.aggregate import num_partials, num_rows
 from ...fold.multi_input import by_input
-from ...fold.next_version import SentTo, TaskReport
+from ...fold.next_version import SentTo, TaskReport, Unsent
+from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import hash_keys, partition_of
 from ...store.versions.manifest import Manifest
 from ..api.sink import Encoding, Sink
 from ..api.topic import Repartition
-from ..kafka.messages import send, split
+from ..kafka.messages import RowTooLarge, send, split
 from ..kafka.open import open_kafka
+from ..kafka.protocol import MOST_RECORD, Kafka, TooLarge
 from ..messages import outgoing
 from ..source.worker import ERROR_MARK, ErrorMark, configure_worker
 from ..spark.places import Places
@@ -46,6 +50,10 @@ class OutputTopic:
     """Columns that say the Kafka partition; none for a sink, whose records keep the order in which a task wrote."""
     encoding: Encoding | None = None
     """How a sink's rows become records; None for rows as they are."""
+    published_to: str = ""
+    """The topic that a sink's records go to in the end, and which bounds how large they are."""
+    rejects: bool = False
+    """Whether records that are too large for it are reported (`TaskReport.unsent`), and do not fail the batch."""
 
     def partitions_of(self, rows: pa.Table) -> Partitions:
         """The Kafka partition of each row."""
@@ -54,13 +62,58 @@ class OutputTopic:
         return partition_of(hash_keys(rows, self.key), self.partitions)
 
 
-def output_topic_of(one: Repartition | Sink, base: Manifest) -> OutputTopic:
-    """Where a batch on this version writes what is for a channel or a sink."""
+def output_topic_of(one: Repartition | Sink, base: Manifest, published: Mapping[str, str]) -> OutputTopic:
+    """Where a batch on this version writes what is for a channel or a sink.
+
+    `published` has the topics of sinks that are not published as they are declared.
+    """
     if isinstance(one, Repartition):
         output = base.outputs[one.name]
         return OutputTopic(one.name, output.topic, len(output.ends), one.key)
     # A clone has no sinks but those that it was told to publish.
-    return OutputTopic(one.name, base.sinks[one.name].topic if one.name in base.sinks else "", encoding=one.encoding)
+    topic = base.sinks[one.name].topic if one.name in base.sinks else ""
+    to = published.get(one.name, one.name) if one.kind == "topic" else ""
+    return OutputTopic(one.name, topic, encoding=one.encoding, published_to=to, rejects=one.on_error == "reject")
+
+
+_LIMIT_S = 60.0
+"""For so long what a topic says that it takes is believed."""
+
+
+_limits: TTLCache[tuple[str, str], int] = TTLCache(1_000, _LIMIT_S)
+"""By broker and topic."""
+
+
+def check_sizes(
+    kafka: Kafka, target: OutputTopic, records: pa.Table, version: int
+) -> tuple[pa.Table, tuple[Unsent, ...]]:
+    """A sink's records without those that its topic does not take, which are returned beside them.
+
+    Raises `BadRecord` for the first where the sink rejects none.
+    """
+    sizes = outgoing.batch_bytes(records)
+    most, place = int(sizes.max(initial=0)), (kafka.name, target.published_to)
+    limit = _limits.get(place)
+    if limit is None or most > limit:
+        # It may have been raised since it was asked for.
+        limit = _limits[place] = min(kafka.max_message_bytes(target.published_to) or MOST_RECORD, MOST_RECORD)
+    if most <= limit:
+        return records, ()
+    large, unsent = np.flatnonzero(sizes > limit), list[Unsent]()
+    for row, size in zip(records.take(pa.array(large)).to_pylist(), sizes[large].tolist(), strict=True):
+        named = [(name[len(outgoing.HEADER) :], it) for name, it in row.items() if name.startswith(outgoing.HEADER)]
+        carried = [(each["key"], each["value"]) for each in row.get(outgoing.HEADERS) or ()]
+        headers = tuple(header for header in (*named, *carried) if header[1] is not None)
+        words = TooLarge(row["key"], size, limit).words
+        unsent.append(
+            Unsent(target.name, row["key"], row["value"], headers, f"sink {target.name!r} at v{version}: {words}")
+        )
+        if not target.rejects:
+            raise BadRecord(
+                f"{unsent[0].why}; nothing was committed: raise what the topic takes, up to {MOST_RECORD:,}, or have "
+                'such records set aside by sink(..., on_error="reject")'
+            )
+    return records.filter(pa.array(sizes <= limit)), tuple(unsent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +152,42 @@ class Task(ABC):
 
     def _send(
         self, parts: Iterable[tuple[OutputTopic, pa.Table, Partitions]], attempt: str
-    ) -> dict[str, dict[int, SentTo]]:
-        """Send each target its rows, to the partition of each; what was written, by target and partition."""
-        sent = {}
+    ) -> tuple[dict[str, dict[int, SentTo]], tuple[Unsent, ...]]:
+        """Send each target its rows, to the partition of each.
+
+        Returns what was written, by target and partition, and what sinks' topics do not take. Raises `BadRecord` for a
+        row that is larger than a message may be, or a record that is than a sink's topic takes.
+        """
+        sent, unsent = dict[str, dict[int, SentTo]](), tuple[Unsent, ...]()
         for target, rows, partitions in parts:
             if not target.topic:
                 continue
+            kafka, patience_s = open_kafka(self.places.kafka), self.places.patience_s
             if target.encoding is not None:
-                rows = outgoing.records(rows, target.encoding, self.places.patience_s)
-            if messages := list(split(rows, partitions)):
-                kafka, patience_s = open_kafka(self.places.kafka), self.places.patience_s
+                rows, more = check_sizes(
+                    kafka, target, outgoing.records(rows, target.encoding, patience_s), self.version
+                )
+                unsent, partitions = (*unsent, *more), np.zeros(rows.num_rows, np.int32)
+            try:
+                messages = list(split(rows, partitions))
+            except RowTooLarge as error:
+                raise self._too_large(target, error) from None
+            if messages:
                 ends = send(kafka, target.topic, messages, attempt.encode(), patience_s=patience_s)
                 counts = np.bincount(partitions, minlength=target.partitions).tolist()
                 sent[target.name] = {partition: SentTo(counts[partition], end) for partition, end in ends.items()}
-        return sent
+        return sent, unsent
+
+    def _too_large(self, target: OutputTopic, error: RowTooLarge) -> BadRecord:
+        names = [name for name in target.key if name in error.row.schema.names]
+        (key,) = python_rows(error.row.select(names))
+        shown = ", ".join(f"{name}={repr(value)[:200]}" for name, value in key.items())
+        what = "repartition topic" if target.encoding is None and target.key else "sink"
+        return BadRecord(
+            f"{what} {target.name!r} at v{self.version}: the row{' with ' if shown else ''}{shown} takes "
+            f"{error.size:,} bytes, and a message between stages has {MOST_RECORD:,} at most: leave such rows out in "
+            "the function, or hand on a part of them"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +203,8 @@ class WriteTask(Task):
 
     def _run(self, rows: pa.Table, attempt: str) -> TaskReport:
         parts = ((target, *part) for target, part in zip(self.outputs, self._parts(rows), strict=True))
-        return TaskReport(attempt, rows.num_rows, sent=self._send(parts, attempt))
+        sent, unsent = self._send(parts, attempt)
+        return TaskReport(attempt, rows.num_rows, sent=sent, unsent=unsent)
 
     def _parts(self, rows: pa.Table) -> list[tuple[pa.Table, Partitions]]:
         if self.rows:

@@ -243,8 +243,7 @@ class Claimer:
                 outputs=self.outputs(stage, draft, shape),
                 sinks=sinks.claimed(self.store, self.kafka, stage, draft, self.publishes, self.accept_loss),
                 # The table of rejected records is there before there is one.
-                side_tables=({REJECTED: SideTable(REJECTED_RECORDS)} if stage.on_error == "reject" else {})
-                | draft.side_tables,
+                side_tables=({REJECTED: SideTable(REJECTED_RECORDS)} if stage.rejects_some else {}) | draft.side_tables,
                 silent=silent,
                 program=program_of(self.app),
                 migration=max(draft.migration, self.migration),

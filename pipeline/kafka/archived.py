@@ -97,6 +97,9 @@ class ArchivedKafka:
     def retention_ms(self, topic: str) -> int | None:
         return self.kafka.retention_ms(topic)
 
+    def max_message_bytes(self, topic: str) -> int | None:
+        return self.kafka.max_message_bytes(topic)
+
     def not_writable(self, topic: str) -> Refused | None:
         return self.kafka.not_writable(topic)
 

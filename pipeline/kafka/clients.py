@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from ...errors import Gone, Refused, Unavailable
 from ...silence import SILENT_S, address_of, on_silence, warn_of
 from .patience import SETTING, Patience
-from .protocol import Properties, gone_error
+from .protocol import MESSAGE_BYTES, Properties, gone_error
 
 POLL_S = 0.25
 QUIET: dict[str, object] = {"log_level": 0, "error_cb": lambda _error: None}
@@ -60,7 +60,7 @@ class Clients:
     def producer(self, patience_s: float) -> Producer:
         """An idempotent producer that gives a message up after so many seconds."""
         if patience_s not in self._producers:
-            ours = {"enable.idempotence": True, "linger.ms": 0, "message.max.bytes": 8 << 20}
+            ours = {"enable.idempotence": True, "linger.ms": 0, "message.max.bytes": MESSAGE_BYTES}
             ours["message.timeout.ms"] = int(patience_s * 1000)
             self._producers[patience_s] = Producer({**self._properties, **ours})
         return self._producers[patience_s]

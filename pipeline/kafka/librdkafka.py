@@ -16,7 +16,7 @@ from ...errors import Gone, NotFound, Refused
 from ...fold.topics import TopicState, id_of_epochs
 from .clients import GONE, POLL_S, Clients, asking, clients, lacking, read_range, server, unavailable
 from .patience import patience_with
-from .protocol import NotTaken, Offsets, Properties, Record, TransactionSettings, check_read
+from .protocol import MESSAGE_BYTES, NotTaken, Offsets, Properties, Record, TransactionSettings, check_read
 from .transactions import KafkaTransactions
 
 _NO_LEADER = (
@@ -126,7 +126,7 @@ class LibrdKafka:
         if not missing:
             return
         # Replication as the brokers' default says (-1); one Arrow message may hold up to a megabyte of rows.
-        large = {"max.message.bytes": "8388608", **(config or {})}
+        large = {"max.message.bytes": str(MESSAGE_BYTES), **(config or {})}
         new = [NewTopic(topic, num_partitions=n, replication_factor=-1, config=large) for topic, n in missing.items()]
         asked = self._clients.admin.create_topics(new, request_timeout=30, validate_only=only_ask)
         for topic, error in self._failures(asked, (KafkaError.TOPIC_ALREADY_EXISTS,)):
@@ -151,9 +151,15 @@ class LibrdKafka:
             self._clients.admin.delete_records([place], request_timeout=10)[place].result()
 
     def retention_ms(self, topic: str) -> int | None:
+        return self._setting(topic, "retention.ms")
+
+    def max_message_bytes(self, topic: str) -> int | None:
+        return self._setting(topic, "max.message.bytes")
+
+    def _setting(self, topic: str, name: str) -> int | None:
         asked = self._clients.admin.describe_configs([ConfigResource("topic", topic)], request_timeout=10)
         with suppress(KafkaException, KeyError, ValueError):
-            return int(next(iter(asked.values())).result()["retention.ms"].value)
+            return int(next(iter(asked.values())).result()[name].value)
         return None
 
     def not_writable(self, topic: str) -> Refused | None:
@@ -232,7 +238,7 @@ class LibrdKafka:
         return ends
 
     def transactions(self, settings: TransactionSettings) -> KafkaTransactions:
-        return KafkaTransactions(self.properties, settings)
+        return KafkaTransactions(self.properties, settings, self.max_message_bytes)
 
     def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
         # Through a consumer, which is no member: the admin client's call for it ends the whole process when a broker

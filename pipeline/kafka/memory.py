@@ -19,6 +19,7 @@ from ...errors import Gone, NotFound, Refused
 from ...fold.topics import TopicState, id_of_epochs
 from .patience import patience_with
 from .protocol import (
+    MESSAGE_BYTES,
     Broken,
     Headers,
     NotTaken,
@@ -88,6 +89,7 @@ class MemoryKafka:
         self._topics: dict[str, list[_Partition]] = {}
         self._retention_ms: dict[str, int] = {}
         """What topics say; nothing goes by itself."""
+        self._max_bytes: dict[str, int] = {}
         self._ids: dict[str, str] = {}
         self.gives_ids = True
         """False imitates brokers from before topics had ids."""
@@ -148,6 +150,7 @@ class MemoryKafka:
                     self._topics[name] = [_Partition() for _ in range(count)]
                     self._retention_ms[name] = int((config or {}).get("retention.ms", 7 * DAY_MS))
                     self._ids[name] = uuid4().hex
+                    self._max_bytes[name] = int((config or {}).get("max.message.bytes", MESSAGE_BYTES))
 
     def elect(self, topic: str) -> None:
         """Have other brokers lead a topic's partitions."""
@@ -176,6 +179,9 @@ class MemoryKafka:
 
     def retention_ms(self, topic: str) -> int | None:
         return self._retention_ms.get(topic) if topic in self._topics else None
+
+    def max_message_bytes(self, topic: str) -> int | None:
+        return self._max_bytes.get(topic) if topic in self._topics else None
 
     def not_writable(self, topic: str) -> Refused | None:
         return None

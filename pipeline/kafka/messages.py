@@ -17,7 +17,7 @@ import pyarrow as pa
 from ...errors import Corruption, Gone, KeysForgotten
 from ...moments.cut.stored import ADDRESS
 from ...store.sst.evolution import fits
-from .protocol import HEADER, Kafka, Message, Offsets, Record
+from .protocol import HEADER, MOST_RECORD, Kafka, Message, Offsets, Record
 
 _MARKER = "marker "
 _MESSAGE_ROWS = 32_768
@@ -34,8 +34,31 @@ def encode(rows: pa.RecordBatch) -> bytes:
     return bytes(sink.getvalue())
 
 
+class RowTooLarge(Exception):
+    """A row that no message has room for: the row, and the bytes that it takes."""
+
+    def __init__(self, row: pa.RecordBatch, size: int) -> None:
+        super().__init__(f"a row of {size:,} bytes")
+        self.row, self.size = row, size
+
+
+def _encoded(rows: pa.RecordBatch) -> Iterator[bytes]:
+    value = encode(rows)
+    if len(value) <= MOST_RECORD:
+        yield value
+        return
+    half = rows.num_rows // 2
+    if not half:
+        raise RowTooLarge(rows, len(value))
+    yield from _encoded(rows.slice(0, half))
+    yield from _encoded(rows.slice(half))
+
+
 def split(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple[int, bytes]]:
-    """Messages of at most a few hundred KB, as (partition, value), for rows and each one's partition."""
+    """Messages of at most a few hundred KB, as (partition, value), for rows and each one's partition.
+
+    A message with a row that is larger may have `MOST_RECORD` bytes. Raises `RowTooLarge` for one beyond that.
+    """
     if rows.num_rows == 0:
         return
     order = np.argsort(partitions, kind="stable")
@@ -47,7 +70,7 @@ def split(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple
     for partition, count in enumerate(counts.tolist()):
         for first in range(at, at + count, step):
             for batch in sorted_rows.slice(first, min(step, at + count - first)).to_batches():
-                yield partition, encode(batch)
+                yield from ((partition, value) for value in _encoded(batch))
         at += count
 
 

@@ -20,6 +20,12 @@ FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "de
 """Properties of a sink's internal topic: its records go when they are published, and not before."""
 
 
+MESSAGE_BYTES = 8 << 20
+"""What our own topics take of one batch of records, and our producers of one record."""
+MOST_RECORD = MESSAGE_BYTES - (64 << 10)
+"""Bytes that one record's value may have there: with room for all that Kafka puts around it."""
+
+
 class Record(NamedTuple):
     """What is sent. Without a partition it goes where its key says, without a time it is of now."""
 
@@ -28,6 +34,27 @@ class Record(NamedTuple):
     key: bytes | None = None
     headers: Headers = ()
     time_ms: int | None = None
+
+
+class TooLarge(NamedTuple):
+    """A record that is larger than a topic takes."""
+
+    key: bytes | None
+    size: int
+    """Bytes, 0 where they are not known."""
+    limit: int | None
+
+    @property
+    def words(self) -> str:
+        """As messages say it."""
+        key = "no key" if self.key is None else f"key {self.key[:_SHOWN].decode(errors='backslashreplace')!r}"
+        size = f" of {self.size:,} bytes" if self.size else ""
+        limit = f" {self.limit:,}" if self.limit is not None else ""
+        return f"the record with {key}{size} is larger than it takes (max.message.bytes{limit})"
+
+
+_SHOWN = 200
+"""Bytes of a key that messages show."""
 
 
 class Message(Protocol):
@@ -159,6 +186,9 @@ class Kafka(Protocol):
 
     def retention_ms(self, topic: str) -> int | None:
         """How long a topic keeps records, -1 for as long as there is room; None where nobody says, or there is none."""
+
+    def max_message_bytes(self, topic: str) -> int | None:
+        """What one batch of records may have at most in a topic (`batch_bytes`); None where nobody says."""
 
     def not_writable(self, topic: str) -> Refused | None:
         """Why we may not write to a topic; None where we may, or the broker does not say."""

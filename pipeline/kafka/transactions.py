@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from ...errors import Refused
 from .clients import GONE, QUIET, lacking, server
-from .protocol import Broken, Headers, Overtaken, Properties, TransactionSettings, topic_gone
+from .protocol import (
+    MESSAGE_BYTES,
+    Broken,
+    Headers,
+    Overtaken,
+    Properties,
+    TooLarge,
+    TransactionSettings,
+    topic_gone,
+)
 
 _QUEUED_BYTES_KB = 256 << 10
+_BATCH_BYTES = 1_000_000
 _WAIT_S = 10.0
 _POLL_S = 0.1
 _FLUSH_S = 0.005
@@ -36,24 +46,31 @@ _NEVER = (
 class KafkaTransactions:
     """See the Protocol, and `Kafka.transactions`."""
 
-    def __init__(self, kafka: Properties, settings: TransactionSettings) -> None:
-        self._kafka, self._settings, self._topic = kafka, settings, settings.topic
+    def __init__(
+        self, kafka: Properties, settings: TransactionSettings, max_bytes: Callable[[str], int | None] = lambda _: None
+    ) -> None:
+        """`max_bytes` is `Kafka.max_message_bytes`."""
+        self._kafka, self._settings, self._topic, self._max_bytes = kafka, settings, settings.topic, max_bytes
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
         self._undelivered: KafkaError | None = None
         """Why the first record that was not taken was not: the transaction itself only says that there is one."""
+        self._too_large: Message | None = None
+        """The first that was larger than the topic takes."""
         self._repeated: tuple[int, str] | None = None
         """What was committed last, where a request of that commit may have been sent again: one may be on its way."""
 
     def open(self) -> tuple[int, str] | None:
         self.close()
-        self._undelivered = self._repeated = None
+        self._undelivered = self._repeated = self._too_large = None
         ours = {
             "transactional.id": self._settings.transactional_id,
             "transaction.timeout.ms": self._settings.timeout_s * 1000,
             "message.timeout.ms": int(min(self._settings.patience_s, 0.9 * self._settings.timeout_s) * 1000),
             "linger.ms": 5,
-            "message.max.bytes": 8 << 20,
+            "message.max.bytes": MESSAGE_BYTES,
+            # Records are sent in batches, which librdkafka does not divide where the topic takes no such large one.
+            "batch.size": min(_BATCH_BYTES, self._max_bytes(self._topic) or _BATCH_BYTES),
             "queue.buffering.max.messages": 1_000_000,
             "queue.buffering.max.kbytes": _QUEUED_BYTES_KB,
             # As Java's clients, and so Spark's sink, place records by their key.
@@ -152,9 +169,11 @@ class KafkaTransactions:
             except BufferError:
                 self._open.poll(_POLL_S)
 
-    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and self._undelivered is None:
             self._undelivered = error
+        if error is not None and self._too_large is None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._too_large = message
 
     @contextmanager
     def _understood(self) -> Iterator[None]:
@@ -174,8 +193,11 @@ class KafkaTransactions:
         if code in GONE:
             return topic_gone(server(self._kafka), self._topic)
         if code == KafkaError.MSG_SIZE_TOO_LARGE:
+            large = self._too_large
+            key, size = (large.key(), len(large) + len(large.key() or b"")) if large is not None else (None, 0)
             return Refused(
-                f"{where}: one is larger than it takes", hint="raise max.message.bytes of the topic; nothing is lost"
+                f"{where}: {TooLarge(key, size, self._max_bytes(self._topic)).words}",
+                hint="raise max.message.bytes of the topic; nothing is lost",
             )
         if code in _NEVER:
             return Refused(

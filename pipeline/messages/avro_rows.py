@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Refused
+from ...store.sst.showable import escaped
 from .registry import Registry
 from .schema import HEAD_BYTES, varints
 
@@ -53,9 +54,9 @@ def registered(url: str, subject: str, schema: pa.Schema, patience_s: float) -> 
 
 
 def messages(rows: pa.Table, number: int) -> pa.Array:
-    """The rows in Confluent's wire format, of the schema with this id."""
+    """The rows in Confluent's wire format, of the schema with this id. Strings that are no UTF-8 are escaped."""
     head = b"\x00" + number.to_bytes(HEAD_BYTES - 1, "big")
-    return _joined(pa.repeat(head, rows.num_rows), *map(_nullable, rows.itercolumns()))
+    return _joined(pa.repeat(head, rows.num_rows), *map(_nullable, escaped(rows).itercolumns()))
 
 
 def _kind(kind: pa.DataType) -> Any:

@@ -15,7 +15,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...durations import DAY_MS
 from ...errors import Refused
+from ...instants import day, iso
+from ...store.sst.arrow_types import PER_SECOND
+from ...store.sst.showable import changed_inside, escaped
 
 _ESCAPED = r'["\\\x00-\x1f]'
 _NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
@@ -34,7 +38,8 @@ def check(what: str, schema: pa.Schema) -> None:
 
 
 def objects(rows: pa.Table) -> pa.Array:
-    """An object for each row, as UTF-8 bytes; what is null is left out."""
+    """An object for each row, as UTF-8 bytes; what is null is left out. Strings that are no UTF-8 are escaped."""
+    rows = escaped(rows)
     pieces = [
         pc.binary_join_element_wise(
             f"{json.dumps(name, ensure_ascii=False)}:", _values(rows[name].combine_chunks()), ""
@@ -51,8 +56,8 @@ def objects(rows: pa.Table) -> pa.Array:
 
 
 def values(column: pa.ChunkedArray) -> pa.Array:
-    """The JSON of each value, as UTF-8 bytes; null where it is null."""
-    return _values(column.combine_chunks()).cast(pa.binary())
+    """The JSON of each value, as UTF-8 bytes; null where it is null. Strings that are no UTF-8 are escaped."""
+    return _values(escaped(pa.table([column], [""])).column(0).combine_chunks()).cast(pa.binary())
 
 
 def _values(column: pa.Array) -> pa.Array:
@@ -66,16 +71,58 @@ def _values(column: pa.Array) -> pa.Array:
         quoted = pc.binary_join_element_wise('"', column, '"', "")
         special = pc.match_substring_regex(column, _ESCAPED)
         return _replaced(quoted, special, column, lambda one: _ENCODER.encode(one).decode())
-    if pa.types.is_date32(kind):
-        return pc.binary_join_element_wise('"', column.cast(pa.string()), '"', "")
-    if pa.types.is_timestamp(kind):
-        # As Spark writes it by default: to the millisecond. Arrow formats what has a zone ten times as slowly.
-        plain = pc.floor_temporal(column.cast(pa.int64()).cast(pa.timestamp(kind.unit)), unit="millisecond")
-        plain = plain.cast(pa.timestamp("ms"))
-        text = pc.replace_substring(plain.cast(pa.string()), " ", "T", max_replacements=1)
-        return pc.binary_join_element_wise('"', text, 'Z"' if kind.tz else '"', "")
+    if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
+        return pc.binary_join_element_wise('"', _time_texts(column), '"', "")
+    column = changed_inside(column, _time_texts)
+    kind = column.type
     written = (None if value is None else _ENCODER.encode(_plain(value, kind)).decode() for value in column.to_pylist())
     return pa.array(written, pa.string())
+
+
+def _time_texts(column: pa.Array) -> pa.Array:
+    """Dates and times as texts, as Spark writes them by default: to the millisecond, `+10000-01-01T00:00:00.000Z`.
+
+    Columns of other types are as they were.
+    """
+    kind = column.type
+    if pa.types.is_date32(kind):
+        days = column.cast(pa.int32())
+        return _replaced(column.cast(pa.string()), _far(days, 1), days, lambda number: _signed(day(number)))
+    if not pa.types.is_timestamp(kind):
+        return column
+    ticks, zone = column.cast(pa.int64()), "Z" if kind.tz else ""
+    plain = ticks.cast(pa.timestamp(kind.unit))
+    # Arrow formats what has a zone ten times as slowly.
+    plain = (pc.floor_temporal(plain, unit="millisecond") if kind.unit in ("us", "ns") else plain).cast(
+        pa.timestamp("ms"), safe=False
+    )
+    text = pc.replace_substring(plain.cast(pa.string()), " ", "T", max_replacements=1)
+    text = pc.binary_join_element_wise(text, zone, "")
+    per_second = PER_SECOND[kind.unit]
+
+    def far_text(number: int) -> str:
+        return f"{_signed(iso(number * 1_000 // per_second, 'milliseconds')).removesuffix('Z')}{zone}"
+
+    return _replaced(text, _far(ticks, DAY_MS // 1_000 * per_second), ticks, far_text)
+
+
+_YEARS = (-719_162, 2_932_896)
+"""The first day of the year 1 and the last of the year 9999, counted from 1970: Arrow writes these as others do."""
+
+
+def _far(numbers: pa.Array, per_day: int) -> pa.Array:
+    """Which times, of so many ticks a day, are beyond the years 1 to 9999."""
+    first, last = _YEARS
+    least, most = (pa.scalar(max(min(each * per_day, _LARGEST), -_LARGEST), numbers.type) for each in (first, last + 1))
+    return pc.or_(pc.less(numbers, least), pc.greater_equal(numbers, most))
+
+
+_LARGEST = (1 << 63) - 1
+
+
+def _signed(text: str) -> str:
+    """A time of a year of more digits than four, with the sign that ISO 8601 has before it."""
+    return text if text.startswith("-") or text.index("-") == 4 else f"+{text}"
 
 
 def _replaced(texts: pa.Array, which: pa.Array, column: pa.Array, text_of: Callable[[Any], str]) -> pa.Array:
@@ -99,8 +146,6 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
         return [_plain(one, kind.value_type) for one in value]
     if pa.types.is_floating(kind) and not math.isfinite(value):
         return _NAMES[str(value)]
-    if pa.types.is_timestamp(kind):
-        return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return value
 
 

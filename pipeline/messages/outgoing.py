@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import NotFound, Refused
 from ...store.archive import columns
@@ -56,6 +59,53 @@ def records(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Table:
     if encoding.all_headers:
         made[HEADERS] = rows[encoding.all_headers].cast(columns.HEADERS)
     return pa.table(made)
+
+
+_AROUND_BATCH = 61
+"""Bytes of a batch of records in Kafka's format (v2) beside them."""
+
+
+def batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
+    """How many bytes each of these records has as a batch of its own, which is what a topic bounds.
+
+    As Kafka's format lays them out, uncompressed: https://kafka.apache.org/documentation/#messageformat
+    """
+    body = np.full(records.num_rows, 3, np.int64)  # attributes, and how much later it is than the batch's first
+    counts = np.zeros(records.num_rows, np.int64)
+    for name, column in zip(records.column_names, records.columns, strict=True):
+        column = column.combine_chunks()
+        if name in ("key", "value"):
+            body += _counted_bytes(column)
+        elif name == HEADERS:
+            lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+            entries = column.flatten()
+            sizes = _counted_bytes(entries.field("key")) + _counted_bytes(entries.field("value"))
+            ends = np.cumsum(lengths)
+            totals = np.concatenate(([0], np.cumsum(sizes)))
+            body += totals[ends] - totals[ends - lengths]
+            counts += lengths
+        else:
+            there = np.asarray(column.is_valid())
+            title = pa.array([name.removeprefix(HEADER)])
+            body += np.where(there, _counted_bytes(title)[0] + _counted_bytes(column), 0)
+            counts += there
+    body += _varint_bytes(counts)
+    return np.asarray(_AROUND_BATCH + _varint_bytes(body) + body, np.int64)
+
+
+def _counted_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Bytes of texts behind their number, which is -1 for null."""
+    lengths = pc.fill_null(pc.binary_length(column), -1).to_numpy().astype(np.int64)
+    return _varint_bytes(lengths) + np.maximum(lengths, 0)
+
+
+def _varint_bytes(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    zigzag = np.where(numbers < 0, -2 * numbers - 1, 2 * numbers)
+    return np.asarray(np.searchsorted(_VARINTS, zigzag, side="right") + 1, np.int64)
+
+
+_VARINTS = np.array([1 << bits for bits in (7, 14, 21, 28)], np.int64)
+"""The first number that takes one byte more, by how many it takes else."""
 
 
 def _key(rows: pa.Table, columns: tuple[str, ...]) -> pa.Array | pa.ChunkedArray:

@@ -6,6 +6,7 @@ than that it fails, groups of records are tried (`fold/failing.py`).
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,22 +15,30 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 from pyspark import inheritable_thread_target
 from pyspark.sql.types import LongType, StructField, StructType
+from ulid import ULID
 
 from ... import instants
-from ...errors import Refused
+from ...errors import BadRecord, Refused
 from ...fold.culprit import Items, TooMany
 from ...fold.failing import RECORD, Failure, StateFailed, failing
-from ...fold.next_version import TaskReport, Written
+from ...fold.next_version import SentTo, TaskReport, Written
 from ...fold.records import sent
+from ...store.archive.columns import HEADERS
 from ...store.versions import history
+from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import REJECTED, rejected_of
 from ..api.stage import Stage
 from ..batch.job import Batch
 from ..batch.rerun import Rerun
 from ..batch.schemas import Shape
+from ..batch.task import check_sizes, output_topic_of
+from ..kafka.messages import send, split
+from ..messages import outgoing
 from ..source.spark_types import arrow_of
 from ..source.worker import ERROR_MARK
 from ..spark.places import Places
@@ -37,7 +46,7 @@ from ..telemetry.spans import traceparents
 from .blame import blamed
 from .operators import Failures, Operators
 from .records import InputTopic, KafkaFeed, Messages, numbering_of
-from .table import RejectedTable, inputs_of, row_of, send_rejects
+from .table import DeadLetter, RejectedTable, inputs_of, row_of, send_rejects
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -183,6 +192,8 @@ class BatchRejecter:
     where: Places
     topic: str = ""
     """Where rejected records are sent as well; empty for nowhere."""
+    published: Mapping[str, str] = field(default_factory=dict)
+    """The topics of sinks that are not published as they are declared."""
 
     def rescue(self, batch: Batch, error: Exception) -> Written:
         """The batch without the records for which it fails, which are in the table of those that were rejected.
@@ -207,20 +218,53 @@ class BatchRejecter:
         parents = traceparents(one.headers for one in rejected)
         return Written(results, side_tables={REJECTED: table}, traceparents=parents, read=read)
 
+    def set_aside(self, batch: Batch, written: Written) -> Written:
+        """A batch of which some records are in the table of those that were rejected, as no sink's topic takes them.
+
+        Raises as `rescue`.
+        """
+        unsent = [one for report in written.results for one in report.unsent]
+        if not unsent:
+            return written
+        base = batch.base
+        side_tables = {**base.side_tables, **written.side_tables}
+        base, mine = replace(base, side_tables=side_tables), written.side_tables.get(REJECTED)
+        if len(unsent) > self._allowed(base):
+            raise self._too_many(base.app, f"{unsent[0].sink}: {unsent[0].why}")
+        now_ms, version = instants.now_ms(), base.version + 1
+        letters = [
+            DeadLetter(
+                *(one.sink, 0, version, one.key, one.value, one.headers, BadRecord.__name__, one.why, "", one.sink),
+                row=row,
+                time_ms=now_ms,
+            )
+            for row, one in enumerate(unsent)
+        ]
+        if self.topic:
+            send_rejects(self.where.open_kafka(), self.topic, letters, patience_s=self.where.patience_s)
+        rows = [row_of(one, version=version, now_ms=now_ms) for one in letters]
+        table = self._table_of(batch).put(base, rows, version, added=len(rows), waiting=len(rows))
+        table = replace(table, rows=len(rows) + (mine.rows if mine is not None else 0))
+        return dataclasses.replace(written, side_tables={**written.side_tables, REJECTED: table})
+
     def retry(self, batch: Batch) -> Written:
         """The rejected records that wait, put through as a batch of their own: those that pass are marked as retried.
 
-        Raises `Refused` where the program does not read what they are of.
+        Those that a sink's topic did not take are published as they were made then. Raises `Refused` where the program
+        does not read what the others are of.
         """
         rows = self._table_of(batch).rows(batch.base)
         left = rows.filter(pc.is_null(rows["retried"]))
+        of_sinks = pc.is_in(left["input"], pa.array([one.name for one in self.stage.sinks], pa.string()))
+        sent, published = self._published_again(batch, left.filter(of_sinks))
+        left = left.filter(pc.invert(of_sinks))
         schemas = {name: arrow_of(schema) for name, schema in self.shape.inputs.items()}
         inputs, ordered = inputs_of(self.stage, left, schemas)
         frames = [
             self.spark.createDataFrame(table, schema=_numbered(self.shape.inputs[name]))
             for name, table in inputs.items()
         ]
-        results, found = self._without_culprits(batch, frames, None, most=len(ordered))
+        results, found = self._without_culprits(batch, frames, None, most=len(ordered)) if ordered else ((), {})
         version = batch.base.version + 1
         for number, row in enumerate(ordered):
             why = found.get(number)
@@ -229,9 +273,36 @@ class BatchRejecter:
                 row["retried"] = version
             else:
                 row |= {"error": why.kind, "message": why.message, "stack": why.stack}
-        taken = len(ordered) - len(found)
-        table = self._table_of(batch).put(batch.base, ordered, version, added=0, waiting=-taken)
-        return Written(results, side_tables={REJECTED: table})
+        taken = len(ordered) - len(found) + sum(row["retried"] is not None for row in published)
+        if not (changed := [*ordered, *published]):
+            return Written()
+        table = self._table_of(batch).put(batch.base, changed, version, added=0, waiting=-taken)
+        return self.set_aside(batch, Written((*results, *sent), side_tables={REJECTED: table}))
+
+    def _published_again(
+        self, batch: Batch, rejected: pa.Table
+    ) -> tuple[tuple[TaskReport, ...], list[dict[str, object]]]:
+        """Send records of sinks whose topics take them by now: what was sent, and the table's rows as they are then."""
+        version, kafka, patience_s = batch.base.version + 1, self.where.open_kafka(), self.where.patience_s
+        reports, rows = list[TaskReport](), rejected.to_pylist()
+        for sink in self.stage.sinks:
+            target = output_topic_of(sink, batch.base, self.published)
+            taken: list[pa.Table] = []
+            for row in (each for each in rows if each["input"] == sink.name and target.topic):
+                named = [{"key": each["name"], "value": each["value"]} for each in row["headers"] or ()]
+                columns = {"key": pa.array([row["key"]], pa.binary()), "value": pa.array([row["value"]], pa.binary())}
+                record = pa.table(columns | {outgoing.HEADERS: pa.array([named], HEADERS)})
+                fitting, unsent = check_sizes(kafka, dataclasses.replace(target, rejects=True), record, version)
+                row |= {"attempts": row["attempts"] + 1}
+                row |= {"message": unsent[0].why} if unsent else {"retried": version}
+                taken.append(fitting)
+            if records := [one for one in taken if one.num_rows]:
+                # Unique for ever, as that of a task.
+                attempt, everything = f"{batch.base.writer}.{version}.{ULID()}", pa.concat_tables(records)
+                messages = split(everything, np.zeros(everything.num_rows, np.int32))
+                ends = send(kafka, target.topic, messages, attempt.encode(), patience_s=patience_s)
+                reports.append(TaskReport(attempt, 0, sent={sink.name: {0: SentTo(everything.num_rows, ends[0])}}))
+        return tuple(reports), [row for row in rows if row["input"] in batch.base.sinks]
 
     def _without_culprits(
         self,
@@ -242,7 +313,7 @@ class BatchRejecter:
         read: dict[str, int] | None = None,
     ) -> tuple[tuple[TaskReport, ...], Mapping[int, Failure]]:
         """What the batch gives and what it is without; how many records it had of each input is added to `read`."""
-        allowed = max(self.stage.max_rejected - rejected_of(batch.base).waiting, 0) if most is None else most
+        allowed = self._allowed(batch.base) if most is None else most
         for frame in inputs:
             frame.persist()
         try:
@@ -253,16 +324,24 @@ class BatchRejecter:
             return results, culprits.found
         except TooMany:
             first = next(iter(culprits.found.values()), None) or (blamed(error) if error else None)
-            said = f"; the first of them: {first.kind}: {first.message}" if first is not None else ""
-            raise Refused(
-                f"stage {self.stage.name!r} would have more than {self.stage.max_rejected:,} rejected records "
-                f"waiting to be retried (max_rejected){said}",
-                hint="the batch was dropped whole and nothing is lost: fix the program and run it again; "
-                f"`slackwater rejected {batch.base.app}` shows those that wait, and --retry puts them through",
-            ) from error
+            said = f"{first.kind}: {first.message}" if first is not None else ""
+            raise self._too_many(batch.base.app, said) from error
         finally:
             for frame in inputs:
                 frame.unpersist()
+
+    def _allowed(self, base: Manifest) -> int:
+        """How many more records may be rejected."""
+        return max(self.stage.max_rejected - rejected_of(base).waiting, 0)
+
+    def _too_many(self, app: str, first: str) -> Refused:
+        said = f"; the first of them: {first}" if first else ""
+        return Refused(
+            f"stage {self.stage.name!r} would have more than {self.stage.max_rejected:,} rejected records waiting "
+            f"to be retried (max_rejected){said}",
+            hint="the batch was dropped whole and nothing is lost: fix the program and run it again; "
+            f"`slackwater rejected {app}` shows those that wait, and --retry puts them through",
+        )
 
     def _table_of(self, batch: Batch) -> RejectedTable:
         return RejectedTable(batch.job.store, batch.job.cache, batch.base.app, batch.base.stage)

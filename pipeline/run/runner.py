@@ -285,9 +285,9 @@ def _build(
             s3_settings=options.s3,
             archives=options.archives,
         )
-        rejecter = None
-        if stage.on_error == "reject":
-            rejecter = BatchRejecter(spark, stage, shape, places, "" if start.clone else stage.rejects)
+        rejecter, published = None, start.claimer.publishes or {}
+        if stage.rejects_some:
+            rejecter = BatchRejecter(spark, stage, shape, places, "" if start.clone else stage.rejects, published)
         config = StageConfig(
             stage,
             shape,
@@ -297,7 +297,9 @@ def _build(
             planners=planners,
             compaction_threads=options.compaction_threads,
             prefetch=options.prefetch and local,
-            rescue=rejecter.rescue if rejecter else None,
+            rescue=rejecter.rescue if rejecter and stage.on_error == "reject" else None,
+            set_aside=rejecter.set_aside if rejecter else None,
+            published=published,
             retry=rejecter.retry if rejecter else None,
             input_spools=input_spools,
             tracing=tracing,

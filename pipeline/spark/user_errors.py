@@ -126,6 +126,10 @@ def _is_installed(file: Path) -> bool:
 
 
 _RAISED = re.compile(r"^\s*((?!org\.apache\.spark\.api\.)[\w.]+(?:Error|Exception)\b: .*)", re.MULTILINE)
+_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", re.MULTILINE)
+"""Python's own last word, the class of which may have any name."""
+_WRAPS = re.compile(r"(?:[\w.]+\.)?(?:PythonException|Py4JJavaError|StreamingQueryException)\b")
+"""What Spark wraps such errors in."""
 _ENDED = re.compile(r"terminated with exception: (.*)")
 _CRASHED = re.compile(r"Exception: Python worker (exited unexpectedly|failed to connect back)")
 """As Spark raises it: a record's text, in what the program raised of it, may have the same words."""
@@ -136,6 +140,8 @@ _HINTS = {
     "Gone": "they outlived the topic's retention; the same command with --accept-loss goes on without them",
     "AnotherTopic": "slackwater reset says where the topic that is there now is read on; the same command with "
     "--accept-loss reads it from its beginning",
+    "BadRecord": "the batch was dropped whole and nothing is lost: change the program, or have it set such records "
+    'aside by on_error="reject", and run again',
 }
 """By kind, the next step of who runs an app."""
 _DROPPED = "the batch was dropped whole and nothing is lost"
@@ -152,7 +158,8 @@ def translate(stage: str, text: str) -> SlackwaterError:
         return error
     if crashed := _CRASHED.search(text):
         return _crash(stage, crashed[1], _FAULT.search(text))
-    reason = (_RAISED.findall(text) or _ENDED.findall(text) or ["no reason given"])[-1].strip()
+    raised = [line for line in _TRACEBACK.findall(text) if not _WRAPS.match(line)]
+    reason = (raised or _RAISED.findall(text) or _ENDED.findall(text) or ["no reason given"])[-1].strip()
     return Refused(
         f"stage {stage!r} stopped: {reason}",
         hint=f"{_DROPPED}; fix the cause and run again (SLACKWATER_DEBUG=1 shows Spark's own words)",

@@ -115,7 +115,8 @@ async def query(call: ToolCall, app: AppName, sql: Sql, ref: Ref = "now", limit:
         more = (
             f"there are more than {len(rows)} rows: ask for fewer, or with a larger limit" if found.is_cut_off else None
         )
-        about = {"versions": reading.moment.versions, "columns": columns, "rows": rows, "cut_off": more}
+        notes = [masking.words(note.removeprefix("note: ")) for note in found.notes]
+        about = {"versions": reading.moment.versions, "columns": columns, "rows": rows, "cut_off": more, "notes": notes}
         return Told(about, "rows", len(rows))
 
     return await call.in_thread(document)

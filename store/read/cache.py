@@ -15,11 +15,13 @@ from pathlib import Path
 from threading import Lock, RLock
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from cachetools import LRUCache, TTLCache
 
 from ...errors import Corruption, Unavailable
 from ..objects.protocol import ObjectStore
 from ..objects.stats import Reads
+from ..sst.showable import showable
 from ..sst.types import HASH
 from ..versions.manifest import Sst, Table
 from .cache_folder import CacheFolder, Mapped, map_file, write_file
@@ -28,6 +30,7 @@ from .fetch import check_bytes, corrupt, fetch, file_name
 from .remote_sst import RangedSst
 
 _PARQUET = ".parquet"
+_SHOWN = ".shown.parquet"
 
 
 class ParquetCopies:
@@ -51,6 +54,19 @@ class ParquetCopies:
         if path is None:
             path = self._own_path(store, sst) or self._copy(store, sst, name + _PARQUET)
             self._paths[name] = path
+        return path
+
+    def sql_path(self, store: ObjectStore, sst: Sst) -> Path:
+        """A file with the same rows, of values that SQL has. See `SstCache.sql_path`."""
+        if not sst.unshowable:
+            return self.path(store, sst)
+        name = file_name(sst) + _SHOWN
+        if (path := self._paths.get(name)) is None:
+            with pq.ParquetFile(self.path(store, sst), memory_map=True) as file:
+                rows = showable(file.read())
+            sink = pa.BufferOutputStream()
+            pq.write_table(rows, sink)
+            path = self._paths[name] = self._spilled(sst, name, sink.getvalue())
         return path
 
     def close(self) -> None:
@@ -86,6 +102,10 @@ class ParquetCopies:
         data = fetch(store, sst)
         if may_keep and self._folder.put(name, lambda file: file.write_bytes(data)) and self._pin(name):
             return path
+        return self._spilled(sst, name, data)
+
+    def _spilled(self, sst: Sst, name: str, data: bytes | pa.Buffer) -> Path:
+        """A file with these bytes, outside of the folder."""
         try:
             with self._lock:
                 if self._spill is None:
@@ -95,7 +115,7 @@ class ParquetCopies:
             path.write_bytes(data)
         except OSError as error:
             raise Unavailable(
-                f"no folder on this machine can hold a copy of SST {sst.object} ({sst.bytes} bytes): {error}",
+                f"no folder on this machine can hold a copy of SST {sst.object} ({len(data)} bytes): {error}",
                 hint="free some disk, or name a larger folder for the cache",
             ) from error
         return path
@@ -269,6 +289,13 @@ class SstCache:
         copy.
         """
         return self._parquet.path(store, sst)
+
+    def sql_path(self, store: ObjectStore, sst: Sst) -> Path:
+        """A file that DuckDB reads, with the SST's rows in their order, as `parquet_path`.
+
+        Values for which SQL has none are others there (`sst.showable`).
+        """
+        return self._parquet.sql_path(store, sst)
 
     def drop(self, objects: Iterable[str]) -> None:
         """Keep nothing of these objects, in memory or in the folder: what they held is to be forgotten.

@@ -52,5 +52,5 @@ def _values(column: pa.Array) -> Callable[[int], object]:
     if types.is_string(kind) and not column.null_count and (data := column.buffers()[2]) is not None:
         ends = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4).data
         text = memoryview(data)
-        return lambda at: str(text[ends[at] : ends[at + 1]], "utf-8")
+        return lambda at: str(text[ends[at] : ends[at + 1]], "utf-8", "backslashreplace")
     return lambda at: python_value(column[at])

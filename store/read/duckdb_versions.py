@@ -47,7 +47,7 @@ def register(
     The manifests are versions of one stage, ascending; at least one of them has an SST, and each is shown by its own
     clock. The connection needs no extension that DuckDB does not bring along. The cache holds local copies of a remote
     store's SSTs, and must stay open while the view is queried. Returns the files that it reads, each one of
-    `cache.parquet_path`.
+    `cache.sql_path`.
 
     Raises `Usage` where the stage keeps no table.
     """
@@ -75,7 +75,7 @@ def register(
     shown = ", ".join(f"seen.{quoted(each)}" for each in columns)
     # Some may be from before the table got a ttl, and lack the column.
     by_name = expires or table.ttl is not None
-    paths = {stay.sst.object: cache.parquet_path(store, stay.sst) for stay in stays}
+    paths = {stay.sst.object: cache.sql_path(store, stay.sst) for stay in stays}
     rows = " UNION ALL ".join(
         f"SELECT {some.select(con, scanned)}, {list(some.places)}[file_index::BIGINT + 1] AS file_index, "
         f"file_row_number FROM {from_files([paths[stays[place].sst.object] for place in some.places], by_name=by_name)}"

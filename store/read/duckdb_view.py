@@ -64,7 +64,7 @@ def register(
     Its columns are the key and value columns, without those whose names start with `_` unless `internal`. Rows that
     expire at `clock_ms` or before are not shown; default the manifest's own clock. The connection, of a database in
     memory, needs no extension that DuckDB does not bring along. The cache holds local copies of a remote store's SSTs,
-    and must stay open while the view is queried. Returns the files that it reads, each one of `cache.parquet_path`.
+    and must stay open while the view is queried. Returns the files that it reads, each one of `cache.sql_path`.
 
     Raises `Usage` where the stage keeps no table.
     """
@@ -75,8 +75,9 @@ def register(
     if not manifest.ssts:
         con.from_arrow(sst_schema(table).empty_table().select(columns)).create_view(name)
         return frozenset()
-    mapped = {sst: rows for sst in manifest.ssts if (rows := cache.peek(sst, table)) is not None}
-    paths = {sst.object: cache.parquet_path(store, sst) for sst in manifest.ssts if sst not in mapped}
+    showable = (sst for sst in manifest.ssts if not sst.unshowable)
+    mapped = {sst: rows for sst in showable if (rows := cache.peek(sst, table)) is not None}
+    paths = {sst.object: cache.sql_path(store, sst) for sst in manifest.ssts if sst not in mapped}
     hidden = hidden_rows(store, cache, manifest.ssts, table)
     clock_ms = manifest.clock_ms if clock_ms is None else clock_ms
     alive = f"({EXPIRES} IS NULL OR {EXPIRES} > {clock_ms})"

@@ -1,16 +1,17 @@
 """Types of columns in manifests (`column_types`) to Arrow types and back, and Arrow values as Python's.
 
-Also those for which Python has no value, dates and times beyond the years 1 to 9999. Milliseconds taken for seconds
-make the year 55,840: such a fault must be visible, so these come as text.
+Also those for which Python has no value: dates and times beyond the years 1 to 9999, nanoseconds, strings that are no
+UTF-8. Milliseconds taken for seconds make the year 55,840: such a fault must be visible, so these come as text.
 """
 
 import re
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
-import numpy as np
 import pyarrow as pa
 
 from ...durations import DAY_MS
+from ...instants import day
 from ..versions.column_types import Type, check_field_names, decimal, is_plain, parse, parse_ddl, unknown
 
 _PLAIN: dict[str, pa.DataType] = {
@@ -103,9 +104,9 @@ def _quoted(name: str) -> str:
 
 
 def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
-    """As `to_pylist`, with text for what Python has no value for: `55840-11-08 22:13:20`, in UTC where there is a zone.
+    r"""As `to_pylist`, with text for what Python has no value for: `55840-11-08 22:13:20`, in UTC if there is a zone.
 
-    Years are counted as ISO 8601 does: 0 is before 1, and -43 is 44 BC.
+    Years are as `instants.day` has them. Of a string that is no UTF-8, bytes that are no text are `\xff`.
     """
     if not table.num_columns:
         return [{} for _ in range(table.num_rows)]
@@ -115,46 +116,105 @@ def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
 
 def python_values(column: pa.ChunkedArray | pa.Array) -> list[object]:
     """The values of one column, as `python_rows` gives them."""
-    try:
-        return list(column.to_pylist())
-    except (OverflowError, ValueError):
-        return [python_value(scalar) for scalar in column]
+    if not _is_finer(column.type):
+        try:
+            return list(column.to_pylist())
+        except (OverflowError, ValueError):
+            pass  # one by one
+    return [python_value(scalar) for scalar in column]
 
 
 def python_value(scalar: pa.Scalar) -> object:
     """One value, as `python_rows` gives it."""
-    try:
-        return scalar.as_py()
-    except (OverflowError, ValueError):
-        return _inside(scalar)
+    if not scalar.is_valid:
+        return None
+    if not _is_finer(scalar.type):
+        try:
+            return scalar.as_py()
+        except (OverflowError, ValueError):
+            pass  # as text
+    return _inside(scalar)
+
+
+@lru_cache(maxsize=1024)
+def _is_finer(kind: pa.DataType) -> bool:
+    """Whether values of a type have more than Python tells of: nanoseconds, or a time of day beyond the day."""
+    types = pa.types
+    if types.is_nested(kind):
+        return any(_is_finer(kind.field(number).type) for number in range(kind.num_fields))
+    timed = types.is_timestamp(kind) or types.is_duration(kind)
+    return (
+        types.is_time(kind)
+        or (timed and kind.unit == "ns")
+        or (types.is_dictionary(kind) and _is_finer(kind.value_type))
+    )
+
+
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+"""Ticks of a second, by Arrow's names of units."""
+_DAY_S = DAY_MS // 1_000
 
 
 def _inside(scalar: pa.Scalar) -> object:
-    """A value that holds one, or is one, that Python cannot hold."""
+    """A value that holds one, or is one, that Python cannot hold, or not by itself."""
     kind, types = scalar.type, pa.types
     if types.is_struct(kind):
         return {name: python_value(each) for name, each in scalar.items()}
     if types.is_map(kind):
         return [(python_value(each["key"]), python_value(each["value"])) for each in scalar.values]
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if any(is_one(kind) for is_one in _LISTS):
         return [python_value(each) for each in scalar.values]
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return scalar.as_buffer().to_pybytes().decode(errors="backslashreplace")
     if types.is_date32(kind):
-        return _day(scalar.value)
+        return day(scalar.value)
     if types.is_date64(kind):
-        return _day(scalar.value // DAY_MS)
+        return day(scalar.value // DAY_MS)
     if types.is_timestamp(kind):
-        days, ticks = divmod(scalar.value, int(np.timedelta64(1, "D") / np.timedelta64(1, kind.unit)))
-        # As Python prints a time of the day: with a fraction if there is one, of six digits or more.
-        whole, _, fraction = str(np.datetime64(ticks, kind.unit))[11:].partition(".")
-        clock = f"{whole}.{fraction.ljust(6, '0')}" if fraction.strip("0") else whole
-        return f"{_day(days)} {clock}{'' if kind.tz is None else '+00:00'}"
+        return _timestamp(scalar, PER_SECOND[kind.unit])
+    if types.is_time(kind):
+        per_second = PER_SECOND[kind.unit]
+        seconds, ticks = divmod(scalar.value, per_second)
+        if not 0 <= seconds < _DAY_S:
+            return f"{scalar.value} {kind.unit}"  # of no day
+        return (
+            _clock(seconds, ticks, per_second)
+            if ticks * 10**6 % per_second
+            else _time(seconds, ticks, per_second).time()
+        )
     if types.is_duration(kind):
-        return f"{scalar.value} {kind.unit}"
+        # Pandas' spans have nanoseconds, and no words that Python's have.
+        whole, finer = divmod(scalar.value * 10**6, PER_SECOND[kind.unit])
+        try:
+            return f"{scalar.value} {kind.unit}" if finer else timedelta(microseconds=whole)
+        except OverflowError:
+            return f"{scalar.value} {kind.unit}"
     # Of a union, a dictionary or an extension type the value is one of another type.
     return python_value(scalar.value)
 
 
-def _day(days: int) -> str:
-    """A day, counted from 1970-01-01, with four digits of the year or more."""
-    year, month, day = str(np.datetime64(days, "D")).rsplit("-", 2)
-    return f"{int(year):0{5 if int(year) < 0 else 4}}-{month}-{day}"
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+
+
+def _timestamp(scalar: pa.Scalar, per_second: int) -> object:
+    kind, (seconds, ticks) = scalar.type, divmod(scalar.value, per_second)
+    if not ticks * 10**6 % per_second:
+        try:
+            # Of whole microseconds, Python's own if it has one.
+            micros = pa.scalar(seconds * 10**6 + ticks * 10**6 // per_second, pa.int64())
+            return micros.cast(pa.timestamp("us", kind.tz)).as_py()
+        except (OverflowError, ValueError):
+            pass
+    days, seconds = divmod(seconds, _DAY_S)
+    return f"{day(days)} {_clock(seconds, ticks, per_second)}{'' if kind.tz is None else '+00:00'}"
+
+
+def _time(seconds: int, ticks: int, per_second: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds, microseconds=ticks * 10**6 // per_second)
+
+
+def _clock(seconds: int, ticks: int, per_second: int) -> str:
+    """As Python prints a time of the day: with a fraction if there is one, of six digits, or nine."""
+    digits = 9 if ticks * 10**6 % per_second else 6
+    fraction = f".{ticks * 10**digits // per_second:0{digits}}" if ticks else ""
+    return f"{_time(seconds, 0, 1):%H:%M:%S}{fraction}"

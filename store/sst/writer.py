@@ -30,6 +30,7 @@ from .arrow_types import python_rows
 from .bloom import CHUNK_BYTES, FALSE_POSITIVES, bits_of
 from .hashing import normalise_keys, partition_of, sort_keys
 from .parquet_pages import FileMetaData, decoded, index_ranges
+from .showable import all_showable
 from .types import DUE, EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, completed, shape, sst_schema
 
 ROW_GROUP_ROWS = 131_072
@@ -70,6 +71,7 @@ class SstWriter:
         self.num_rows = self._num_tombstones = self._num_expiring = self._hash_min = self._hash_max = 0
         self._seqs: list[int] = []
         self._expires: list[int] = []
+        self._showable = True
 
     @property
     def num_bytes(self) -> int:
@@ -90,6 +92,7 @@ class SstWriter:
         self.num_rows += rows.num_rows
         self._seqs += _min_and_max(rows.column(SEQ))
         self._num_tombstones += pc.sum(pc.equal(rows.column(OP), TOMBSTONE)).as_py()
+        self._showable = self._showable and all_showable(rows)
         self._writer = self._writer or self._begin(rows)
         # Of several chunks, Arrow ends pages where the chunks end, in one column and not in another.
         self._writer.write_table(rows.combine_chunks(), row_group_size=self._row_group_rows)
@@ -150,6 +153,7 @@ class SstWriter:
             expiring=self._num_expiring,
             expires_min=min(self._expires, default=0),
             expires_max=max(self._expires, default=0),
+            unshowable=not self._showable,
         )
         return sst, data
 

@@ -151,6 +151,8 @@ class Sst(Struct, frozen=True):
     expires_min: limits.SpanMs = 0
     """The range of these times, milliseconds since 1970 UTC; 0 when `expiring` is."""
     expires_max: limits.SpanMs = 0
+    unshowable: bool = False
+    """Whether it has values for which SQL has none (`sst.showable`)."""
 
 
 class Reset(Struct, frozen=True):

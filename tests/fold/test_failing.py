@@ -1,8 +1,10 @@
 """A state's function that fails tells for which keys, or for which records, found in the task."""
 
 import os
+from decimal import Decimal
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,10 +19,13 @@ from slackwater.fold.failing import (
     NoItems,
     StateFailed,
     StateFailure,
+    described,
     failing,
     merge_or_tell,
     one_by_one,
 )
+from slackwater.fold.kinds.aggregate import aggregate, mean
+from slackwater.fold.kinds.aggregate import sum as sum_of
 from slackwater.fold.kinds.update import Function as Update
 from slackwater.fold.step import Step, group
 from slackwater.pipeline.api.update import update
@@ -164,3 +169,30 @@ def test_a_key_of_one_record_is_not_tried_again_and_a_step_tells_records_where_r
     assert "XX" not in caught.value.told.why.stack
     with pytest.raises(ValueError, match="seven"):
         Step(table, bound, 1, 0).made(rows, stored)
+
+
+def test_of_sums_that_have_no_room_the_records_are_told_without_which_they_do() -> None:
+    most = 9 * 10**37
+    moves = [("a", most), ("b", 5), ("c", most), ("a", -most), ("c", most), ("c", -1), ("b", 7)]
+    schema = pa.schema([("wallet", pa.string()), ("wei", pa.decimal128(38, 0))])
+    plain = pa.table([[key for key, _ in moves], [Decimal(wei) for _, wei in moves]], schema=schema)
+    rows = plain.append_column("_hash", pa.array(hash_keys(plain, ["wallet"])))
+    rows, groups = group(rows.append_column("number", pa.array(range(len(moves)))), ["wallet"])
+    bound = aggregate(total=sum_of("wei"), mean=mean("wei")).bind([schema], ("wallet",))
+    keys = rows.select(["wallet"]).take(pa.array(groups.starts))
+    old = pa.table([pa.nulls(groups.num, field.type) for field in bound.values], schema=bound.values)
+    hashes, numbers = rows["_hash"].take(pa.array(groups.starts)).to_numpy(), rows["number"].to_numpy()
+    with pytest.raises(StateFailed) as caught:
+        merge_or_tell(bound, rows.select(schema.names), groups, keys, old, hashes, records=numbers, most=10)
+    ((number, why),) = caught.value.told.records.items()
+    assert (number, why.kind) == (4, "BadRecord")
+    assert why.message.startswith("total of key wallet='c' would be 1")
+    with pytest.raises(StateFailed) as caught:
+        merge_or_tell(bound, rows.select(schema.names), groups, keys, old, hashes, most=10)
+    assert caught.value.told.keys == tuple(hash_keys(pa.table({"wallet": ["c"]}), ["wallet"]).tolist())
+
+
+def test_an_error_may_quote_what_is_no_text() -> None:
+    found = described(ValueError(b"M\xfcnchen".decode(errors="surrogateescape")))
+    assert found.message == "M\\udcfcnchen"
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Failure) == found

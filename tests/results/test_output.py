@@ -1,18 +1,22 @@
 """How results are written: plain tables, values, files, and words for numbers and times."""
 
 import json
+import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from slackwater import instants
 from slackwater.errors import Refused, Usage
 from slackwater.results import formats, values
 from slackwater.results.document import TableBlock
@@ -191,3 +195,41 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> 
 )
 def test_sizes(num_bytes: int, words: str) -> None:
     assert formats.size(num_bytes) == words
+
+
+ANY_TIME = [
+    *(pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")),
+    *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
+    *(pa.time64("us"), pa.time64("ns"), pa.date32(), pa.time32("s"), pa.time32("ms")),
+]
+
+
+@pytest.mark.parametrize("kind", ANY_TIME, ids=str)
+@given(st.integers(-(2**63) + 1, 2**63 - 1) | st.integers(-(10**12), 10**12) | st.just(1_700_000_000_000))
+def test_any_time_is_shown_alike_in_words_in_json_and_in_csv(kind: pa.DataType, ticks: int) -> None:
+    bits = kind.bit_width
+    number = (ticks + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+    column = pa.array([number, None], pa.int32() if bits == 32 else pa.int64()).view(kind)
+    table = pa.table({"at": column})
+    (word,), null = values.grid(table).rows
+    assert null == ("NULL",)
+    (shown, _) = (row["at"] for row in json.loads(bytes(values.for_json(table)["rows"])))
+    assert "range" not in str(shown)
+    with TemporaryDirectory() as folder:
+        values.write(table, Path(folder, "a.csv"))
+        name, written, *_ = Path(folder, "a.csv").read_text().splitlines()
+    assert name == '"at"'
+    if not pa.types.is_duration(kind):
+        # CSV and words have a blank where ISO has a T, and Arrow's CSV a Z where Python has +00:00, and all digits.
+        plain = [str(text).strip('"').replace("T", " ").replace("+00:00", "Z") for text in (word, shown, written)]
+        assert len({re.sub(r"\.?0*Z?$", "", text) if "." in text else text.rstrip("Z") for text in plain}) == 1, plain
+    else:
+        assert written.strip('"') == word
+
+
+@given(st.integers(-(2**63), 2**63 - 1) | st.integers(-(10**14), 10**14))
+def test_an_instant_of_any_year_is_written(time_ms: int) -> None:
+    text = str(np.datetime64(time_ms, "ms")) if time_ms > -(2**63) else str(np.datetime64(time_ms + 1, "ms"))[:-1] + "2"
+    year, rest = text[: text.index("-", 1)], text[text.index("-", 1) :]
+    padded = f"-{year[1:]:0>4}" if year.startswith("-") else f"{year:0>4}"
+    assert instants.iso(time_ms, "milliseconds") == f"{padded}{rest}Z"

@@ -8,8 +8,10 @@ const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-d
 const minutes = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
 
-export const time = (ms) => (ms ? (Date.now() - ms > 300 * 86_400_000 ? withYear : withDate).format(ms) : "–");
-export const iso = (ms) => new Date(ms).toISOString();
+// What JavaScript has no date for, such as milliseconds taken for seconds twice over, is told as it is.
+const far = (ms) => !(Math.abs(ms) <= 8.64e15);
+export const time = (ms) => (ms ? far(ms) ? `${ms} ms` : (Date.now() - ms > 300 * 86_400_000 ? withYear : withDate).format(ms) : "–");
+export const iso = (ms) => (far(ms) ? `${ms} ms` : new Date(ms).toISOString());
 
 // As short as a span of times allows.
 export const tick = (ms, span) => (span < 600_000 ? clock : span < 2 * 86_400_000 ? minutes : day).format(ms);

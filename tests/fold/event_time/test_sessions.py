@@ -11,7 +11,7 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.errors import Refused, Usage
+from slackwater.errors import BadRecord, Refused, Usage
 from slackwater.fold.fits import evolve
 from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.kind import Groups, Kind, key_of_table
@@ -177,6 +177,31 @@ def test_a_late_bridge_makes_many_sessions_one() -> None:
     stage.batch([{**event("a", 1, 1), "at": 0}])
     (row,) = stored(stage)
     assert (row["start"], row["end"], row["clicks"], row["mm"]) == (0, 42, 12, 12), "also where they only touch"
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [[("b", 0, 5), ("b", 3, 5)]],
+        [[("b", 0, 5)], [("b", 3, 5)]],
+        [[("b", 0, 5), ("b", 20, 5)], [("b", 4, 17)]],
+    ],
+    ids=["in one batch", "with what is stored", "of two sessions that become one"],
+)
+def test_a_sum_of_a_session_that_has_no_room_names_its_key(batches: list[list[tuple[str, int, int]]]) -> None:
+    stage = Stage(bound(), ("user",), ROWS)
+    others = [event(user, 100, 1) | {"at": 0} for user in "ac"]
+    *before, last = [[*others, *(large(event(*each)) for each in one)] for one in batches]
+    for batch in before:
+        stage.batch(batch)
+    expected = stored(stage)
+    with pytest.raises(BadRecord, match=rf"^mm of key user='b' would be (?:{2**63}|{3 * 2**62}), for which a long"):
+        stage.batch(last)
+    assert stored(stage) == expected
+
+
+def large(row: dict[str, object]) -> dict[str, object]:
+    return row | {"at": 0, "mm": 2**62}
 
 
 def event(user: str, minute: int, gap: int) -> dict[str, object]:

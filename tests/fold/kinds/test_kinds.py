@@ -1,7 +1,9 @@
 """What a batch makes of the state: aggregates, upserts and functions of the user's own, without Spark."""
 
 from collections.abc import Sequence
+from decimal import Context, Decimal, localcontext
 from operator import itemgetter
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.errors import NotFound, Refused, Usage
+from slackwater.errors import BadRecord, NotFound, Refused, Usage
 from slackwater.fold.kinds.kind import Bound, Groups, Merged
 
 from tests.models.profiles import scaled
@@ -35,12 +37,13 @@ batches = st.lists(st.lists(row, min_size=1, max_size=12), min_size=1, max_size=
 class Model:
     """A table as a dict from key to value row, driven through `Bound.merge`."""
 
-    def __init__(self, state: Bound) -> None:
+    def __init__(self, state: Bound, schema: pa.Schema = ROWS) -> None:
         self.state = state
+        self.schema = schema
         self.rows: dict[int, dict[str, object]] = {}
 
     def merge(self, batch: Sequence[dict[str, object]]) -> Merged:
-        rows = pa.Table.from_pylist(list(batch), schema=ROWS).sort_by("k")
+        rows = pa.Table.from_pylist(list(batch), schema=self.schema).sort_by("k")
         keys = sorted({int(one["k"]) for one in batch})  # type: ignore[call-overload]
         ids = np.searchsorted(keys, rows["k"].to_numpy()).astype(np.int32)
         groups = Groups(ids, np.flatnonzero(np.diff(ids, prepend=-1)))
@@ -167,29 +170,101 @@ def test_sums_of_decimals_keep_their_scale_and_of_integers_do_not_wrap() -> None
     groups = Groups(np.zeros(1, np.int32), np.zeros(1, np.int64))
     old = pa.Table.from_pylist([{"d": None, "v": None}], schema=state.values)
     after = state.merge(rows, groups, rows.select(["k"]), old).values
-    with pytest.raises(pa.ArrowInvalid, match="overflow"):
+    with pytest.raises(BadRecord, match=r"^v of key k=1 would be 18446744073709551614, for which a long has no room$"):
         state.merge(rows, groups, rows.select(["k"]), after)
 
 
+EDGES = (1, -1, 2**62, -(2**62), 2**63 - 1, -(2**63))
+LONGEST = 10**38 - 1
+DECIMALS = pa.schema([("k", pa.int64()), ("v", pa.decimal128(38, 0)), ("p", pa.decimal128(38, 9))])
+
+
+def near(*edges: int) -> st.SearchStrategy[int | None]:
+    """Numbers at the edges of a type, half of them, and near to nothing; and nulls."""
+    most = max(edges)
+    some = st.sampled_from([*edges, *(edge // 2 for edge in edges), *(edge // 3 for edge in edges)])
+    return st.none() | some | st.integers(-3, 3) | st.integers(-most, most)
+
+
+@scaled(100, in_ci=2_000)
+@given(st.lists(st.lists(st.tuples(st.integers(0, 2), near(*EDGES)), min_size=1, max_size=6), min_size=1, max_size=3))
+def test_sums_of_integers_are_exact_or_refused_and_means_always_there(
+    history: list[list[tuple[int, int | None]]],
+) -> None:
+    sums, means = (
+        Model(kind.bind([ROWS], ("k",)))
+        for kind in (sw.aggregate(total=sw.sum("v")), sw.aggregate(middle=sw.mean("v"), n=sw.count("v")))
+    )
+    check_history(sums, means, history, -(2**63), 2**63 - 1)
+
+
+@scaled(100, in_ci=2_000)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2), st.none() | st.sampled_from((1, -1, 2**62, -(2**62), 2**63 - 1, -(2**63)))),
-        min_size=1,
-        max_size=8,
-    )
+        st.lists(st.tuples(st.integers(0, 2), near(LONGEST, -LONGEST)), min_size=1, max_size=6), min_size=1, max_size=3
+    ),
+    st.sampled_from(["v", "p"]),
 )
-def test_sums_within_a_batch_are_exact_or_refused(rows: list[tuple[int, int | None]]) -> None:
-    rows.sort(key=itemgetter(0))
-    expected = {
-        key: sum(values) if (values := [v for k, v in rows if k == key and v is not None]) else None for key, _ in rows
-    }
-    model = Model(sw.aggregate(total=sw.sum("v"), middle=sw.mean("v")).bind([ROWS], ("k",)))
-    if any(total is not None and not -(2**63) <= total < 2**63 for total in expected.values()):
-        with pytest.raises(pa.ArrowInvalid, match="overflow"):
-            model.merge([{"k": k, "v": v} for k, v in rows])
-        return
-    model.merge([{"k": k, "v": v} for k, v in rows])
-    assert {key: row["total"] for key, row in model.rows.items()} == expected
+def test_sums_of_decimals_are_exact_or_refused(history: list[list[tuple[int, int | None]]], column: str) -> None:
+    digits = DECIMALS.field(column).type.scale
+    with localcontext(Context(prec=80)):
+        scaled_down = [
+            [(key, None if value is None else Decimal(value).scaleb(-digits)) for key, value in batch]
+            for batch in history
+        ]
+        most = Decimal(LONGEST).scaleb(-digits)
+        sums = Model(sw.aggregate(total=sw.sum(column)).bind([DECIMALS], ("k",)), DECIMALS)
+        check_history(sums, None, scaled_down, -most, most, column)
+        means = Model(sw.aggregate(total=sw.mean(column)).bind([DECIMALS], ("k",)), DECIMALS)
+        check_history(means, None, scaled_down, -most, most, column, "_total_sum")
+
+
+def check_history(
+    sums: Model,
+    means: Model | None,
+    history: Sequence[Sequence[tuple[int, Any]]],
+    least: Any,
+    most: Any,
+    column: str = "v",
+    total: str = "total",
+) -> None:
+    """Hold batches to sums in Python: what has no room is refused, names its key, and leaves the rows as they were."""
+    seen: dict[int, list[Any]] = {}
+    for batch in history:
+        rows: list[dict[str, object]] = [{"k": key, column: value} for key, value in batch]
+        values = {key: [v for k, v in [*sorted(batch, key=itemgetter(0))] if k == key] for key, _ in batch}
+        if means is not None:
+            means.merge(rows)
+        after = {key: [*seen.get(key, ()), *(v for v in some if v is not None)] for key, some in values.items()}
+        large = [key for key, some in after.items() if not least <= sum(some) <= most]
+        if large:
+            with pytest.raises(BadRecord, match="has no room") as caught:
+                sums.merge(rows)
+            assert f"of key k={min(large)} would be {Decimal(sum(after[min(large)])):f}," in caught.value.message
+            return
+        sums.merge(rows)
+        seen |= after
+        assert {key: sums.rows[key][total] for key in seen} == {key: sum(s) if s else None for key, s in seen.items()}
+        for key, row in (means.rows if means is not None else {}).items():
+            assert row["n"] == len(seen[key])
+            assert row["middle"] == (float(sum(seen[key])) / len(seen[key]) if seen[key] else None)
+
+
+def test_three_decimals_that_wrapped_around_are_refused() -> None:
+    rows = [{"k": 7, "v": Decimal(9 * 10**37)}] * 3
+    for kind, what in ((sw.sum("v"), "total"), (sw.mean("v"), "the sum behind total")):
+        model = Model(sw.aggregate(total=kind).bind([DECIMALS], ("k",)), DECIMALS)
+        said = f"^{what} of key k=7 would be 270{'0' * 36}, for which a decimal\\(38, 0\\) has no room$"
+        with pytest.raises(BadRecord, match=said):
+            model.merge(rows)
+        assert not model.rows
+
+
+def test_a_mean_of_integers_has_room_where_their_sum_has_none() -> None:
+    model = Model(sw.aggregate(middle=sw.mean("v")).bind([ROWS], ("k",)))
+    for _ in range(3):
+        model.merge([{"k": 1, "v": 2**62}] * 3)
+    assert model.rows[1]["middle"] == float(2**62)
 
 
 def counted(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:

@@ -92,6 +92,17 @@ def test_sums_of_short_decimals_are_kept_without_their_scale() -> None:
     assert (made["_mean_sum"], made["mean"]) == (Decimal("12.34"), 6.17)
 
 
+def test_a_sum_that_spark_had_no_room_for_is_not_taken_for_none() -> None:
+    kind = sw.aggregate(price=sw.sum("price"))
+    with pytest.raises(Refused, match="the sums of 1 keys had no room in Spark's decimals"):
+        of_buffer(kind, [("sum", DECIMAL), ("isEmpty", BOOL)], None, False)
+
+
+def test_the_sum_behind_a_mean_of_integers_may_be_larger_than_a_long() -> None:
+    made = of_buffer(sw.aggregate(mean=sw.mean("cents")), [("sum", DOUBLE), ("count", INT)], 3e19, 2)
+    assert (made["_mean_sum"], made["mean"]) == (Decimal(3 * 10**19), 1.5e19)
+
+
 def test_first_and_last_go_on_whatever_comes() -> None:
     kind = sw.aggregate(
         a=sw.first("cents", by="at"),

@@ -16,6 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
+from slackwater.errors import BadRecord
 from slackwater.fold.event_time import Due, Lateness, Times, Watermark
 from slackwater.fold.kinds.aggregate import Aggregate
 from slackwater.fold.kinds.due import Final
@@ -29,6 +30,7 @@ from slackwater.pipeline.batch.state_task import StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.spark.plans import listed
 from slackwater.pipeline.spark.session import with_settings
+from slackwater.pipeline.spark.user_errors import translate
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table
@@ -109,10 +111,8 @@ def merged(rows: pa.Table, state: Bound) -> dict[tuple[object, ...], dict[str, o
     old = pa.table([pa.nulls(groups.num, field.type) for field in state.values], schema=state.values)
     try:
         values = state.merge(rows.select([*KEY, *state.needs]), groups, keys, old).values
-    except pa.ArrowInvalid as error:
-        if "overflow" not in str(error):
-            raise
-        return "overflow"
+    except BadRecord as error:
+        return error.message
     return {
         tuple(map(plain, key.values())): {name: plain(value) for name, value in each.items()}
         for key, each in zip(keys.to_pylist(), values.to_pylist(), strict=True)
@@ -158,7 +158,25 @@ def test_a_sum_that_has_no_room_in_one_task_may_have_it_in_all() -> None:
     of_rows, of_parts = both(rows, sw.aggregate(sum=sw.sum("i64")))
     assert of_parts == of_rows == {(1.0, None): {"sum": 3}}
     of_rows, of_parts = both(rows[:2], sw.aggregate(sum=sw.sum("i64")))
-    assert of_parts == of_rows == "overflow"
+    assert of_parts == of_rows
+    assert f"sum of key k=1.0, name=None would be {2**64 - 2}," in str(of_rows)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("one_spark")
+@pytest.mark.parametrize(("kind", "few_keys"), [("decimal(38, 0)", None), ("long", None), ("long", True)])
+def test_a_sum_without_room_stops_the_stage_and_names_its_key(tmp_path: Path, kind: str, few_keys: bool | None) -> None:
+    value, arrow = (2**62, pa.int64()) if kind == "long" else (Decimal(9 * 10**37), pa.decimal128(38, 0))
+    schema = pa.schema([("wallet", pa.string()), ("wei", arrow)])
+    rows = pa.Table.from_pylist([{"wallet": each, "wei": value} for each in ("a", "c", "c", "c")], schema=schema)
+    bound = sw.aggregate(total=sw.sum("wei")).bind([schema], ("wallet",))
+    task = task_of(bound, ("wallet",), schema, str(tmp_path))
+    with pytest.raises(Exception, match="wallet") as caught:
+        run_state(frame_of(rows), task, few_keys=few_keys)
+    error = translate("wallets", str(caught.value))
+    said = f"total of key wallet='c' would be {3 * int(value)}, for which a {kind} has no room"
+    assert str(error) == f"stage 'wallets': {said}"
+    assert 'on_error="reject"' in error.hint
 
 
 @pytest.mark.spark

@@ -7,7 +7,9 @@ from decimal import Decimal
 from typing import Any
 
 import fastavro
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,6 +97,60 @@ def test_json_is_as_spark_writes_it() -> None:
         '"at":"2023-11-14T22:13:20.123Z","local":"1970-01-01T00:00:00.000"}',
         '{"n":1,"f":1e+20,"map":{}}',
     ]
+
+
+ANY_64 = st.integers(-(2**63) + 1, 2**63 - 1) | st.integers(-(10**16), 10**18) | st.just(1_700_000_000_000_000_000)
+
+
+def spark_time(us: int, zone: str) -> str:
+    """As Spark's `to_json` writes a time, by numpy's calendar: years of four digits, or of more with a sign."""
+    text = str(np.datetime64(us // 1_000, "ms"))
+    year, rest = text[: text.index("-", 1)], text[text.index("-", 1) :]
+    sign = "-" if year.startswith("-") else "+" if len(year) > 4 else ""
+    return f"{sign}{year.lstrip('-'):0>4}{rest}{zone}"
+
+
+@given(st.lists(st.none() | ANY_64, min_size=1, max_size=5), st.sampled_from(["s", "ms", "us", "ns"]))
+def test_json_has_every_time_whatever_its_year(ticks: list[int | None], unit: str) -> None:
+    per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    us = [None if one is None else one * 10**6 // per_second for one in ticks]
+    if any(one is not None and abs(one) >= 2**63 for one in us):
+        us = [one if one is None or abs(one) < 2**63 else None for one in us]
+        ticks = [None if one is None else tick for one, tick in zip(us, ticks, strict=True)]
+    for zone, shown in (("UTC", "Z"), (None, "")):
+        column = pa.array(ticks, pa.int64()).cast(pa.timestamp(unit, zone))
+        expected = [None if one is None else spark_time(one, shown) for one in us]
+        found = json_rows.values(pa.chunked_array([column])).to_pylist()
+        assert [None if one is None else json.loads(one) for one in found] == expected
+        nested = pa.table({"at": pa.StructArray.from_arrays([column], ["t"]), "all": pa.array([[]] * len(ticks))})
+        objects = [json.loads(text)["at"] for text in json_rows.objects(nested).to_pylist()]
+        assert objects == [{} if one is None else {"t": one} for one in expected]
+
+
+@given(st.lists(st.none() | st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=5))
+def test_json_has_every_day_whatever_its_year(days: list[int | None]) -> None:
+    column = pa.array(days, pa.int32()).cast(pa.date32())
+    expected = [None if day is None else spark_time(day * 86_400_000_000, "").partition("T")[0] for day in days]
+    table = pa.table(
+        {"d": column, "l": pa.array([[day] for day in days], pa.list_(pa.int32())).cast(pa.list_(pa.date32()))}
+    )
+    found = [json.loads(text) for text in json_rows.objects(table).to_pylist()]
+    assert [row.get("d") for row in found] == [row["l"][0] for row in found] == expected
+
+
+def test_strings_that_are_no_utf8_are_escaped_where_bytes_cannot_be() -> None:
+    names = pa.array([b"M\xfcnchen", b'"\xff"', b"Paris"]).cast(
+        options=pc.CastOptions(pa.string(), allow_invalid_utf8=True)
+    )
+    rows = pa.table({"city": names})
+    expected = [{"city": "M\\xfcnchen"}, {"city": '"\\xff"'}, {"city": "Paris"}]
+    assert [json.loads(text) for text in json_rows.objects(rows).to_pylist()] == expected
+    schema = fastavro.parse_schema(json.loads(avro_rows.schema_of("s", rows.schema)))
+    messages = avro_rows.messages(rows, 1).to_pylist()
+    assert [fastavro.schemaless_reader(io.BytesIO(one[5:]), schema) for one in messages] == expected
+    assert (
+        outgoing.records(rows, sink("t", key="city", value="city").encoding, 1)["value"].to_pylist()[0] == b"M\xfcnchen"
+    )
 
 
 def test_key_value_and_headers_are_columns_or_made_of_them() -> None:

@@ -12,12 +12,15 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 import slackwater as sw
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from slackwater.client.app import StoredApp
 from slackwater.errors import NotFound
 from slackwater.keep.clone.clone import clone
 from slackwater.keep.gc.collect import collect
 from slackwater.keep.gc.retention import Retention
+from slackwater.keep.rejected.retries import ask
 from slackwater.moments.status.overview import overview
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.channels import KafkaChannels
@@ -204,3 +207,77 @@ def test_a_million_records_thirty_kills_of_the_runner_and_five_of_the_broker(
         eventually(lambda: running.process.poll() is not None, "the last run ends", 1_800)
         assert running.process.returncode == 0, running.errors.read_text()
     assert sorted(value["seq"] for value in published(ledger, alerts)) == list(range(1_000_000))  # type: ignore[type-var]
+
+
+@pytest.mark.usefixtures("one_spark")
+def test_a_record_that_a_sinks_topic_does_not_take_is_set_aside_and_published_once_it_does(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    broker, root = open_kafka(kafka.bootstrap), str(tmp_path / "store")
+    docs, out = (f"{name}-{uuid4().hex[:6]}" for name in ("docs", "out"))
+    broker.create_topics({docs: 1}, config={"max.message.bytes": "8000000"})
+    broker.create_topics({out: 1}, config={"max.message.bytes": "1048588"})
+    app = sw.App(f"big-{uuid4().hex[:6]}")
+    by_id = sw.repartition("by-id", key="id", partitions=1)
+
+    @app.stage(reads=sw.topic(docs), writes=by_id)
+    def read(raw: DataFrame) -> DataFrame:
+        return raw.selectExpr("cast(key AS string) AS id", "value AS text", "offset")
+
+    @app.stage(
+        reads=by_id,
+        state=sw.upsert(by="offset"),
+        writes=sw.sink(out, key="id", value="text", headers={"of": "id"}, on_error="reject"),
+        table=sw.table(partitions=1),
+    )
+    def latest(rows: DataFrame) -> DataFrame:
+        return rows
+
+    def run() -> list[tuple[bytes | None, bytes | None]]:
+        app.run(store=root, kafka=kafka.bootstrap, until_caught_up=True)
+        return [(message.key(), message.value()) for message in committed(broker, out)]
+
+    large = random.Random(5).randbytes(2_000_000)
+    bodies = {b"small1": b"a", b"big": large, b"small2": b"b"}
+    broker.send(docs, [Record(value, 0, key) for key, value in bodies.items()], patience_s=60)
+    assert run() == [(b"small1", b"a"), (b"small2", b"b")]
+    store = open_store(root)
+    stored = sw.open(store=root).app(app.name)
+    assert stored.at("now").query("SELECT id FROM latest ORDER BY ALL").fetchall() == [
+        ("big",),
+        ("small1",),
+        ("small2",),
+    ]
+    (record,) = stored.rejected().records
+    assert (record.stage, record.address, record.key, record.value) == (
+        "latest",
+        f"{out} v{record.version}+0",
+        b"big",
+        large,
+    )
+    headers = stored.at("now").query("SELECT headers FROM latest_rejected").fetchall()
+    assert headers == [([{"name": "of", "value": b"big"}],)]
+    said = f"sink '{out}' at v{record.version}: the record with key 'big' of 2,000,"
+    assert record.message.startswith(said)
+    assert record.message.endswith("bytes is larger than it takes (max.message.bytes 1,048,588)")
+    verify_app(stored)
+
+    # As long as the topic takes none such, it waits; and then it is published, once.
+    ask(store, app.name, "latest", by="test", now_ms=1)
+    assert len(run()) == 2
+    (record,) = stored.rejected().records
+    assert (record.attempts, record.retried) == (2, None)
+    most = ConfigEntry("max.message.bytes", "3000000", incremental_operation=AlterConfigOpType.SET)
+    topic = ConfigResource("topic", out, incremental_configs=[most])
+    admin = AdminClient(dict(broker.properties))
+    admin.incremental_alter_configs([topic])[topic].result(30)
+    ask(store, app.name, "latest", by="test", now_ms=2)
+    assert run() == [(b"small1", b"a"), (b"small2", b"b"), (b"big", large)]
+    assert run()[2:] == [(b"big", large)]
+    assert stored.rejected().records == ()
+    verify_app(stored)
+
+
+def verify_app(app: StoredApp) -> None:
+    assert app.at("now").verify().differences == ()

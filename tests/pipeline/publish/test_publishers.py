@@ -20,6 +20,7 @@ from slackwater.pipeline.kafka.messages import send, split
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Broken, Kafka, Overtaken, Transactions, TransactionSettings
 from slackwater.pipeline.messages import outgoing
+from slackwater.pipeline.messages.outgoing import batch_bytes
 from slackwater.pipeline.publish.prepare import claimed, create_internal
 from slackwater.pipeline.publish.publishers import Publishers
 from slackwater.pipeline.run.topic_watch import TopicWatch
@@ -244,13 +245,23 @@ def test_what_a_topic_does_not_take_ends_the_run_with_a_sentence(kafka: Embedded
         AdminClient(writer.kafka.properties),
     )
     admin.incremental_alter_configs([topic])[topic].result(30)
+    # A batch of that size is taken, and one of a byte more is not. Nothing makes these bytes fewer.
+    exact = next(body for size in range(900, 1_000) if whole_size(body := os.urandom(size)) == 1_000)
     with writer.publishing() as publishers:
-        publishers.move(writer.commit(os.urandom(5_000)))  # nothing makes these smaller
+        publishers.move(writer.commit(*[exact] * 3))
+        eventually(lambda: publishers.done, "it is published", 60)
+        publishers.move(writer.commit(exact + b"x"))
         error = failure(publishers)
     assert isinstance(error, Refused)
-    assert f"does not take records for '{writer.topic}': one is larger than it takes" in error.message
+    said = f"'{writer.topic}': the record with no key of {len(exact) + 1:,} bytes is larger than it takes"
+    assert f"does not take records for {said} (max.message.bytes 1,000)" in error.message
     assert "max.message.bytes" in error.hint
-    assert writer.found() == []
+    assert writer.found() == [exact] * 3
+
+
+def whole_size(body: bytes) -> int:
+    rows = pa.table({"key": pa.nulls(1, pa.binary()), "value": [body]})
+    return int(batch_bytes(rows)[0])
 
 
 def test_rows_that_kafka_has_lost_are_told_and_given_up_only_when_so_asked(memory_kafka: MemoryKafka) -> None:

@@ -31,3 +31,31 @@ def test_a_worker_that_is_gone_without_a_word_is_told_as_that(text: str, told: s
 def test_what_the_program_raises_is_told_in_its_own_words(words: str) -> None:
     text = AROUND.format("Job aborted") + f"  ValueError: {words}\n"
     assert str(translate("legs", text)) == f"stage 'legs' stopped: ValueError: {words}"
+
+
+WORKER = """PythonException: An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/app/shop.py", line 7, in counted
+    total.cast(kind)
+    ~~~~~~~~~~^^^^^^
+{}
+0123456789abcdef null
+
+JVM stacktrace:
+org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:1)
+"""
+
+
+@pytest.mark.parametrize(
+    "reason", ["pyarrow.lib.ArrowInvalid: Decimal value does not fit in precision 38", "shop.Odd: no", "StopIteration"]
+)
+def test_a_reason_is_told_whatever_its_class_is_called(reason: str) -> None:
+    for text in (WORKER.format(reason), f"StreamingQueryException: [STREAM_FAILED]\n{WORKER.format(reason)}"):
+        assert str(translate("legs", text)) == f"stage 'legs' stopped: {reason}"
+
+
+def test_of_errors_behind_each_other_the_last_is_told() -> None:
+    first = WORKER.format("KeyError: 'a'").partition("0123")[0]
+    text = first + "\nDuring handling of the above exception, another exception occurred:\n\n" + WORKER.format("Bad: b")
+    assert str(translate("legs", text)) == "stage 'legs' stopped: Bad: b"

@@ -1,4 +1,4 @@
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 
 import duckdb
 import numpy as np
@@ -76,3 +76,54 @@ def test_far_times_are_found_within_other_values() -> None:
 
 def test_a_span_that_python_cannot_hold_is_told_with_its_unit() -> None:
     assert python_values(pa.array([2**62], pa.duration("s"))) == [f"{2**62} s"]
+
+
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+RAW = st.integers(-(2**63) + 1, 2**63 - 1) | st.integers(-(10**14), 10**14) | st.integers(-5, 90_000)
+
+
+@given(RAW)
+def test_nanoseconds_are_told_all_where_there_are_any(ticks: int) -> None:
+    for zone, shown in ((None, ""), ("UTC", "+00:00")):
+        (found,) = python_values(pa.array([ticks], pa.int64()).cast(pa.timestamp("ns", zone)))
+        text = str(np.datetime64(ticks, "ns")).replace("T", " ")
+        expected = text if ticks % 1000 else numpys(text.removesuffix("000") if "." in text else text)
+        assert str(found) == f"{expected}{shown}"
+
+
+@pytest.mark.parametrize("unit", ["us", "ns"])
+@given(RAW)
+def test_a_time_of_the_day_is_right_or_a_number_with_its_unit(unit: str, ticks: int) -> None:
+    (found,) = python_values(pa.array([ticks], pa.int64()).view(pa.time64(unit)))
+    if not 0 <= ticks < 86_400 * PER_SECOND[unit]:
+        assert found == f"{ticks} {unit}"
+        return
+    rest, part = divmod(ticks, PER_SECOND[unit])
+    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    digits = f"{part * 10**9 // PER_SECOND[unit]:09}"
+    fraction = "" if not part else f".{digits}" if ticks % 1000 and unit == "ns" else f".{digits[:6]}"
+    assert str(found) == clock + fraction
+
+
+@pytest.mark.parametrize("unit", list(PER_SECOND))
+@given(RAW)
+def test_a_span_is_right_or_a_number_with_its_unit(unit: str, ticks: int) -> None:
+    (found,) = python_values(pa.array([ticks], pa.int64()).view(pa.duration(unit)))
+    if isinstance(found, str):
+        assert found == f"{ticks} {unit}"
+        microseconds = ticks * 10**6 / PER_SECOND[unit]
+        assert (unit == "ns" and ticks % 1000) or abs(microseconds) > 86_399_999_000_000 * 10**6
+    else:
+        assert isinstance(found, timedelta)
+        whole = (found.days * 86_400 + found.seconds) * 10**6 + found.microseconds
+        assert whole * PER_SECOND[unit] == ticks * 10**6
+
+
+def test_times_within_other_values_are_as_outside() -> None:
+    kind = pa.struct([("t", pa.time64("us")), ("l", pa.list_(pa.timestamp("ns")))])
+    inner = [
+        pa.array([10**15], pa.int64()).view(pa.time64("us")),
+        pa.array([[1]], pa.list_(pa.int64())).cast(kind[1].type),
+    ]
+    (found,) = python_values(pa.StructArray.from_arrays(inner, fields=list(kind)))
+    assert found == {"t": f"{10**15} us", "l": ["1970-01-01 00:00:00.000000001"]}

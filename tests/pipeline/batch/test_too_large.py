@@ -1,0 +1,144 @@
+"""Records that are larger than a topic takes: named, or left out of what a sink is given."""
+
+import os
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.errors import BadRecord
+from slackwater.pipeline.api.sink import sink
+from slackwater.pipeline.batch.task import OutputTopic, WriteTask, check_sizes
+from slackwater.pipeline.kafka.messages import RowTooLarge, decode, split
+from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.kafka.protocol import MOST_RECORD
+from slackwater.pipeline.messages import outgoing
+from slackwater.pipeline.spark.places import Places
+from slackwater.store.archive.columns import HEADERS
+
+from tests.pipeline.batch.test_task import Message
+
+
+def varint(number: int) -> bytes:
+    """As Protocol Buffers and Kafka write a number: zigzag, seven bits a byte."""
+    zigzag, made = (number << 1) ^ (number >> 63), bytearray()
+    while zigzag >= 128:
+        made.append(zigzag & 127 | 128)
+        zigzag >>= 7
+    return bytes([*made, zigzag])
+
+
+def counted(data: bytes | None) -> bytes:
+    return varint(-1) if data is None else varint(len(data)) + data
+
+
+def batch(key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]) -> bytes:
+    """A record batch of one record, by Kafka's specification of the format (v2), with zeros for its numbers."""
+    body = b"\0" + varint(0) + varint(0) + counted(key) + counted(value) + varint(len(headers))
+    body += b"".join(counted(name.encode()) + counted(it) for name, it in headers)
+    fixed = 8 + 4 + 4 + 1 + 4 + 2 + 4 + 8 + 8 + 8 + 2 + 4 + 4
+    return bytes(fixed) + varint(len(body)) + body
+
+
+LENGTHS = st.integers(0, 200) | st.sampled_from([62, 63, 64, 65, 8_100, 8_191, 8_192, 8_193, 1_048_570])
+DATA = st.none() | LENGTHS.map(bytes)
+NAMED = st.lists(st.tuples(st.text(max_size=4), DATA), max_size=3)
+
+
+@given(st.lists(st.tuples(DATA, DATA, st.none() | NAMED), min_size=1, max_size=4))
+def test_the_size_of_a_record_is_that_of_a_batch_with_it(records: list[Any]) -> None:
+    headers = [None if one is None else [{"key": name, "value": it} for name, it in one] for _, _, one in records]
+    table = pa.table(
+        {
+            "key": pa.array([key for key, _, _ in records], pa.binary()),
+            "value": pa.array([value for _, value, _ in records], pa.binary()),
+            "headers": pa.array(headers, HEADERS),
+        }
+    )
+    expected = [len(batch(key, value, one or [])) for key, value, one in records]
+    assert outgoing.batch_bytes(table).tolist() == expected
+    assert outgoing.batch_bytes(table.slice(1)).tolist() == expected[1:]
+
+
+def test_headers_that_are_columns_of_their_own_count_where_there_are_any() -> None:
+    rows = pa.table({"k": ["a", "b"], "body": [b"x" * 100, None], "trace": ["t" * 70, None]})
+    records = outgoing.records(rows, sink("t", key="k", value="body", headers={"id": "trace"}).encoding, 1)
+    expected = [len(batch(b"a", b"x" * 100, [("id", b"t" * 70)])), len(batch(b"b", None, []))]
+    assert outgoing.batch_bytes(records).tolist() == expected
+
+
+class Sinks:
+    """A sink in a Kafka in memory, whose topic takes so much."""
+
+    def __init__(self, limit: int, *, rejects: bool = False) -> None:
+        self.kafka = open_kafka({"bootstrap.servers": f"memory://{uuid4().hex}"})
+        self.kafka.create_topics({"out": 1}, config={"max.message.bytes": str(limit)})
+        self.kafka.create_topics({"internal": 1, "channel": 2})
+        self.target = OutputTopic("out", "internal", published_to="out", rejects=rejects)
+
+
+def records(*sizes: int) -> pa.Table:
+    return pa.table({"key": [b"k%d" % size for size in sizes], "value": [os.urandom(size) for size in sizes]})
+
+
+def test_a_record_that_a_sinks_topic_does_not_take_is_named() -> None:
+    sinks, rows = Sinks(1_000), records(10, 2_000, 10)
+    size = len(batch(b"k2000", bytes(2_000), []))
+    said = rf"^sink 'out' at v7: the record with key 'k2000' of {size:,} bytes is larger than it takes \(max.message"
+    with pytest.raises(BadRecord, match=said + r".bytes 1,000\); .*on_error=\"reject\""):
+        check_sizes(sinks.kafka, sinks.target, rows, 7)
+
+
+def test_a_sink_that_rejects_goes_on_with_the_others() -> None:
+    exact = records(900, 2_000, 10)
+    sizes = outgoing.batch_bytes(exact).tolist()
+    for limit, fit in ((sizes[0], [0, 2]), (sizes[0] - 1, [2]), (sizes[1], [0, 1, 2])):
+        sinks = Sinks(limit, rejects=True)
+        taken, unsent = check_sizes(sinks.kafka, sinks.target, exact, 7)
+        assert taken == exact.take(pa.array(fit))
+        left = exact.take(pa.array(sorted({0, 1, 2} - {*fit}), pa.int64())).to_pylist()
+        assert [(one.key, one.value) for one in unsent] == [(row["key"], row["value"]) for row in left]
+
+
+def test_what_a_topic_takes_is_asked_again_when_a_record_is_larger() -> None:
+    sinks = Sinks(1_000, rejects=True)
+    assert len(check_sizes(sinks.kafka, sinks.target, records(2_000), 1)[1]) == 1
+    sinks.kafka.delete_topics(["out"])
+    sinks.kafka.create_topics({"out": 1}, config={"max.message.bytes": "5000"})
+    assert check_sizes(sinks.kafka, sinks.target, records(2_000), 2)[1] == ()
+
+
+def test_rows_are_divided_until_a_message_has_room_and_one_that_never_has_is_told() -> None:
+    large, schema = MOST_RECORD // 3, pa.schema([("id", pa.string()), ("data", pa.binary())])
+    rows = pa.table(
+        [["a", *"bcdefg"], [os.urandom(large) if name in "aceg" else b"" for name in "abcdefg"]], schema=schema
+    )
+    found = [*split(rows, np.zeros(7, np.int32))]
+    assert max(len(value) for _, value in found) <= MOST_RECORD
+    messages = [Message(value, b"w") for _, value in found]
+    decoded = pa.Table.from_batches(decode(messages, frozenset(["w"]), schema))  # type: ignore[arg-type]
+    assert decoded.combine_chunks() == rows.combine_chunks()
+    one = pa.table([["a", "b"], [b"", os.urandom(MOST_RECORD)]], schema=schema)
+    with pytest.raises(RowTooLarge) as caught:
+        [*split(one, np.zeros(2, np.int32))]
+    assert caught.value.row["id"].to_pylist() == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (OutputTopic("by-id", "channel", 2, ("id",)), "repartition topic 'by-id' at v3: the row with id='b' takes"),
+        (OutputTopic("told", "internal"), "sink 'told' at v3: the row takes"),
+    ],
+)
+def test_a_row_that_no_message_has_room_for_is_named(target: OutputTopic, said: str) -> None:
+    sinks = Sinks(1_000)
+    places = Places("app", "stage", "/nowhere", dict(sinks.kafka.properties), ("/nowhere", 1), 10)  # type: ignore[arg-type]
+    rows = pa.table({"id": ["a", "b"], "data": [b"", os.urandom(MOST_RECORD)]})
+    task = WriteTask(places, "w", 3, (target,))
+    with pytest.raises(BadRecord, match=said):
+        task._send([(target, rows, np.zeros(2, np.int32))], "w.3.1")
+    assert sinks.kafka.offsets(target.topic)[1][0] == 0
