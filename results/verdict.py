@@ -63,6 +63,9 @@ def verdict(found: Verdict, guilty: Guilty | None, out: Path | None, edge: str, 
         "rows": for_json(found.rows)["rows"],
         "steps": steps(found.steps),
         "non_monotone": steps(found.non_monotone),
+        "bad_before": found.bad_before or None,
+        "assumes_once": not found.looked and not found.bad_before,
+        "flips": found.flips,
         "thinned_out": {ref: cut.thinned for ref, cut in found.resolved.items() if cut.thinned is not None},
         "begins": found.begins or None,
         "record": record_data(guilty),
@@ -71,12 +74,20 @@ def verdict(found: Verdict, guilty: Guilty | None, out: Path | None, edge: str, 
 
 
 def sentence(found: Verdict) -> str:
-    """Which commit it is."""
-    if not found.candidates:
-        batches = batches_brought(found.bad.stages[found.stage]) if found.stage in found.bad.stages else ""
-        batches = f" ({batches})" if batches else ""
-        return f"{found.stage} v{found.bad_version}{batches} is the first bad commit of {found.app}"
-    return f"the first bad commit of {found.app} is one of {', '.join(map(str, found.candidates))}"
+    """Which commit it is, and what of that is assumed."""
+    if found.candidates:
+        return f"the first bad commit of {found.app} is one of {', '.join(map(str, found.candidates))}"
+    batches = batches_brought(found.bad.stages[found.stage]) if found.stage in found.bad.stages else ""
+    commit = f"{found.stage} v{found.bad_version}{f' ({batches})' if batches else ''}"
+    return f"{commit} is {which(found)}"
+
+
+def which(found: Verdict) -> str:
+    """What a commit is that is certain: the first bad one, or one of several."""
+    if found.bad_before:
+        return f"one of the commits at which {found.app} went bad: it was bad before, at {found.bad_before}"
+    assumed = "" if found.looked else ", assuming that it went from good to bad once"
+    return f"the first bad commit of {found.app}{assumed}"
 
 
 def blocks(
@@ -128,11 +139,16 @@ def notes(found: Verdict, edge: str = "") -> Iterator[str]:
     if found.more_rows:
         more = f"the query returns more than {MAX_ROWS:,} rows at {found.bad_ref}"
         yield f"note: {more}; keys that only later rows name are not reported"
-    if found.non_monotone:
+    if found.flips is not None and len(found.flips.flips) > 1:
+        turns = [f"{flip.ref} {'bad' if flip.bad else 'good'}" for flip in found.flips.flips[:MOST_SHOWN]]
+        more = f", and {plural(len(found.flips.flips) - MOST_SHOWN, 'more change')}"
+        turns += [more] * (len(found.flips.flips) > MOST_SHOWN)
+        yield f"it turned more than once: {', '.join(turns)}; --first or --last says which change is meant"
+    elif found.non_monotone:
         against = ", ".join(f"{step.ref or 'its beginning'} is {step.answer}" for step in found.non_monotone)
-        which = f"the {edge} that was met" if edge else "one of the changes"
+        which_one = f"the {edge} that was met" if edge else "one of the changes"
         narrow = f"narrow it with --good and --bad{'' if edge else ', or say --first or --last'}"
-        yield f"it went from good to bad more than once ({against}), and this is {which}: {narrow}"
+        yield f"it went from good to bad more than once ({against}), and this is {which_one}: {narrow}"
 
 
 def _sides(keys: KeyChanges | None) -> Any:
