@@ -196,6 +196,8 @@ class Hop:
     """Whether it is bad with this record alone; else only with some of those that came before it."""
     needs: int | None = None
     """With how many of those it is bad, of which none can be left out; None where that is not known."""
+    proved: bool = True
+    """Whether replays show that it is bad with this record, and good with all that come before it alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,27 @@ class SourceMessage:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoRecord:
+    """A batch that is bad with none of its records: time or a watermark made rows go, or emitted them."""
+
+    stage: str
+    """The stage whose batch it is: that of the bad commit, or one upstream."""
+    version: int
+    expired: pa.Table
+    """The rows of its table that expired with the batch: key columns, and `time`, when each did."""
+    fell_due: pa.Table
+    """The rows that fell due with it (windows that ended, timers, waiting rows of a join): the same columns."""
+    clock_ms: tuple[int, int]
+    """The clock by which rows expire, before the batch and with it."""
+    due_ms: tuple[int | None, int | None]
+    """Up to when rows had fallen due before the batch, and with it; None for never."""
+    by: Literal["clock", "watermark"] = "clock"
+    """What passes the time at which rows fall due or expire: the wall clock, or event time."""
+    keys: KeyChanges | None = None
+    """The keys of the bad commit's table that are other ones with the batch and without its records; None without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +249,22 @@ class Guilty:
     others: int | None = None
     """How many more records of the commit make the predicate true by themselves; None where that is not known."""
     of_key: int = 0
-    """Of a batch of a query of Spark's, whose records nobody replays: how many of the batch have the key. Of several,
-    this is the one whose numbers come nearest to what changed. 0 of all others."""
+    """How many records of the batch reach the key that was asked about, where one was. Of several, this is the last that
+    changed its row; of a batch of a query of Spark's, whose records nobody replays, the one whose numbers come nearest
+    to what changed. 0 where no key was asked about."""
+    proved: bool = False
+    """Whether replays prove the record: of all prefixes of the records in the app's order, the shortest bad one ends
+    with it. Else it is a guess, or none is named."""
+    tied: tuple[Address, ...] = ()
+    """Other records that the app's order does not tell from it: of other partitions, with the same time. Each of them,
+    were it the later one, would be the first with which it is bad."""
+    records: pa.Table | None = None
+    """The bad records of the batch in the app's order: `topic`, `partition`, `offset`, `time`, `key`, and `alone`, for
+    those that are bad by themselves; the others are bad together. None where they are not known."""
+    is_complete: bool = False
+    """Whether `records` has all records that are bad by themselves."""
+    no_record: NoRecord | None = None
+    """What made it bad with none of its records; None where a record did, or it is not known."""
 
     @property
     def replays(self) -> int:

@@ -116,3 +116,22 @@ def places_of(wanted: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
         con.register("r", rows.append_column("_place", pa.array(np.arange(rows.num_rows))))
         found = con.sql(f"SELECT DISTINCT r._place FROM r, o WHERE {' AND '.join(tests)} ORDER BY 1").to_arrow_table()
     return np.asarray(found["_place"].to_numpy(), np.int64)
+
+
+def pairs(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rows of two tables that are the same, in pairs: their places in each, ascending in `ours`.
+
+    Of rows that several times are there, the first of one table is paired with the first of the other, and so on. The
+    columns of `theirs` are compared.
+    """
+    names = [quoted(name) for name in theirs.column_names]
+    numbered = f"SELECT *, row_number() OVER (PARTITION BY {', '.join(names)} ORDER BY _place) AS _nth FROM"
+    tests = " AND ".join(f"o.{name} IS NOT DISTINCT FROM t.{name}" for name in (*names, "_nth"))
+    with duckdb.connect() as con:
+        for name, rows in (("ours", ours.select(theirs.column_names)), ("theirs", theirs)):
+            con.register(name, rows.append_column("_place", pa.array(np.arange(rows.num_rows))))
+        found = con.sql(
+            f"SELECT o._place AS mine, t._place AS other FROM ({numbered} ours) o JOIN ({numbered} theirs) t ON {tests} "
+            "ORDER BY 1"
+        ).to_arrow_table()
+    return np.asarray(found["mine"].to_numpy(), np.int64), np.asarray(found["other"].to_numpy(), np.int64)

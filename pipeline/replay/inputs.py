@@ -61,6 +61,11 @@ class Records:
         return Records(self.topic, self.upstream, self.rows.take(chosen), self.place.take(chosen))
 
     @property
+    def none(self) -> Records:
+        """No records of the same topic."""
+        return Records(self.topic, self.upstream, self.rows.slice(0, 0), self.place.slice(0, 0))
+
+    @property
     def times_ms(self) -> npt.NDArray[np.int64]:
         """When the records' messages were made, by their timestamps."""
         return np.asarray(self.place[_TIME].to_numpy(), np.int64)
@@ -160,23 +165,29 @@ def _of_channel(
 
 def as_taken(
     program: LoadedProgram, before: Manifest, after: Manifest, stage: Stage, read: dict[str, Records]
-) -> dict[str, Records]:
-    """The records that a version's function and state got, of those that it read. Reads no SST where all were taken."""
+) -> tuple[dict[str, Records], dict[str, Records]]:
+    """The records that a version's function and state got, of those that it read; and those that it rejected.
+
+    Reads no SST where all were taken.
+    """
     rejected, retried = rejected_of(after), rejected_of(after).waiting - rejected_of(before).waiting
     if not rejected.rows and retried >= 0:
-        return read
+        return read, {name: records.none for name, records in read.items()}
     rows = RejectedTable(program.store, program.cache, after.app, after.stage).rows(after)
     left_out = rows.filter(pc.equal(rows["version"], after.row_seq))
     taken_later = rows.filter(pc.fill_null(pc.equal(rows["retried"], after.row_seq), False))
-    return {name: _with(_without(records, left_out), taken_later, name, stage) for name, records in read.items()}
+    split = {name: _split(records, left_out) for name, records in read.items()}
+    taken = {name: _with(records, taken_later, name, stage) for name, (records, _) in split.items()}
+    return taken, {name: records for name, (_, records) in split.items()}
 
 
-def _without(records: Records, rejected: pa.Table) -> Records:
+def _split(records: Records, rejected: pa.Table) -> tuple[Records, Records]:
+    """The records that were taken, and those that were rejected."""
     mine = rejected.filter(pc.equal(rejected["topic"], records.topic)).select(["partition", "offset", "row"])
     if not mine.num_rows:
-        return records
+        return records, records.none
     left_out = places_of(mine.rename_columns(PLACE.names[:3]), records.place)
-    return records.take(np.setdiff1d(np.arange(records.rows.num_rows), left_out))
+    return records.take(np.setdiff1d(np.arange(records.rows.num_rows), left_out)), records.take(left_out)
 
 
 def _with(records: Records, retried: pa.Table, name: str, stage: Stage) -> Records:

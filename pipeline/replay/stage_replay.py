@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -105,13 +105,36 @@ class StageReplay:
 
     def of_output(self, name: str) -> StageReplay:
         """The same, asked about a channel; empty for the table. It has what was read already."""
-        return dataclasses.replace(self, output=name, read=self.records)
+        return self._like(output=name) if self.shape.bound is not None else self._like(output=name, _all=None)
 
-    @cached_property
+    def based_on(self, before: Manifest) -> StageReplay:
+        """The same batch after another version, which has the same columns."""
+        return self._like(before=before)
+
+    def _like(self, **changes: object) -> StageReplay:
+        """A copy with what is known already, but for fields that change, and cached values that are None."""
+        other = copy.copy(self)
+        for name, value in changes.items():
+            if value is None:
+                other.__dict__.pop(name, None)
+            else:
+                object.__setattr__(other, name, value)
+        return other
+
+    @property
     def records(self) -> dict[str, Records]:
         """What it took, by the input's declared name: without what it rejected. Raises as `read_input` does."""
+        return self._records[0]
+
+    @property
+    def left_out(self) -> dict[str, Records]:
+        """What it read and rejected, by the input's declared name. Raises as `read_input` does."""
+        return self._records[1]
+
+    @cached_property
+    def _records(self) -> tuple[dict[str, Records], dict[str, Records]]:
         if self.read is not None:
-            return self.read
+            return self.read, {name: records.none for name, records in self.read.items()}
         before, after = self.before, self.after
         found = {
             name: read_input(self.program, after.app, name, schema, before.inputs.get(name), after.inputs[name])
