@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from .verdict import Address
+from .verdict import Address, Guilty
 
 CauseKind = Literal[
     "operation", "time", "absence", "deploy", "watermark", "duplicate", "records", "record", "unknown"
@@ -77,3 +77,15 @@ class Cause:
 def unknown(reason: str) -> Cause:
     """A cause that nobody knows, and why."""
     return Cause("unknown", proved=False, sentence=f"what is behind it is not known: {reason}", evidence={"reason": reason})
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What is behind a bad commit."""
+
+    cause: Cause
+    guilty: Guilty | None = None
+    """The way from the commit to a record, as far as replays went; None where nothing was replayed.
+
+    The record that it ends with is at fault only where the cause names it.
+    """
