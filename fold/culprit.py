@@ -36,15 +36,7 @@ def culprits(count: int, fails: Fails, most: int) -> tuple[int, ...]:
     never more than 2 * `most` at once; each item that fails only with others takes log2(count) + 2 more.
     """
     items = np.arange(count, dtype=np.int64)
-    # Those that fail by themselves: all groups that fail are halved, and their halves are tried at once.
-    alone: list[int] = []
-    failing = [items]
-    while failing:
-        alone += [int(group[0]) for group in failing if group.size == 1]
-        halves = [half for group in failing if group.size > 1 for half in np.array_split(group, 2)]
-        failing = [half for half, bad in zip(halves, fails(halves), strict=True) if bad] if halves else []
-        if len(alone) + len(failing) > most:
-            raise TooMany([*alone, *(int(group[-1]) for group in failing)])
+    alone = failing_alone(items, fails, most)
     rest = np.setdiff1d(items, alone)
     together: list[int] = []
     while rest.size and fails([rest])[0]:
@@ -61,6 +53,41 @@ def culprits(count: int, fails: Fails, most: int) -> tuple[int, ...]:
             together.remove(item)
             rest = more
     return tuple(sorted([*alone, *together]))
+
+
+def failing_alone(items: Items, fails: Fails, most: int) -> list[int]:
+    """The items that fail by themselves, of some that fail together. All groups that fail are halved at once.
+
+    Raises `TooMany` where they are more than `most`.
+    """
+    alone: list[int] = []
+    failing = [items]
+    while failing:
+        alone += [int(group[0]) for group in failing if group.size == 1]
+        halves = [half for group in failing if group.size > 1 for half in np.array_split(group, 2)]
+        failing = [half for half, bad in zip(halves, fails(halves), strict=True) if bad] if halves else []
+        if len(alone) + len(failing) > most:
+            raise TooMany([*alone, *(int(group[-1]) for group in failing)])
+    return sorted(alone)
+
+
+def first_turn(count: int, is_bad: Callable[[int], bool], *, scan: int) -> int:
+    """As `turning_point`; of at most `scan` items the first, also where what is bad does not stay so."""
+    if count <= scan:
+        return next((size - 1 for size in range(1, count) if is_bad(size)), count - 1)
+    return turning_point(count, is_bad)
+
+
+def last_turn(count: int, is_bad: Callable[[int], bool]) -> int:
+    """As `turning_point`: of several such items one near the end, and the last item where that is one.
+
+    Beginnings that lack one item of the end, then two, four and so on, are asked until one is not bad.
+    """
+    lacking, bad = 1, count
+    while lacking < count and is_bad(count - lacking):
+        bad, lacking = count - lacking, 2 * lacking
+    good = max(count - lacking, 0)
+    return good + turning_point(bad - good, lambda size: is_bad(good + size))
 
 
 def turning_point(count: int, is_bad: Callable[[int], bool]) -> int:

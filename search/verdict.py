@@ -249,9 +249,9 @@ class Guilty:
     others: int | None = None
     """How many more records of the commit make the predicate true by themselves; None where that is not known."""
     of_key: int = 0
-    """How many records of the batch reach the key that was asked about, where one was. Of several, this is the last that
-    changed its row; of a batch of a query of Spark's, whose records nobody replays, the one whose numbers come nearest
-    to what changed. 0 where no key was asked about."""
+    """How many records of the batch reach the key that was asked about, where one was. Of several, this is the last
+    that changed its row; of a batch of a query of Spark's, whose records nobody replays, the one whose numbers come
+    nearest to what changed. 0 where no key was asked about."""
     proved: bool = False
     """Whether replays prove the record: of all prefixes of the records in the app's order, the shortest bad one ends
     with it. Else it is a guess, or none is named."""

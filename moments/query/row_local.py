@@ -131,7 +131,7 @@ def pairs(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.int64], npt.
         for name, rows in (("ours", ours.select(theirs.column_names)), ("theirs", theirs)):
             con.register(name, rows.append_column("_place", pa.array(np.arange(rows.num_rows))))
         found = con.sql(
-            f"SELECT o._place AS mine, t._place AS other FROM ({numbered} ours) o JOIN ({numbered} theirs) t ON {tests} "
-            "ORDER BY 1"
+            f"SELECT o._place AS mine, t._place AS other FROM ({numbered} ours) o JOIN ({numbered} theirs) t "
+            f"ON {tests} ORDER BY 1"
         ).to_arrow_table()
     return np.asarray(found["mine"].to_numpy(), np.int64), np.asarray(found["other"].to_numpy(), np.int64)

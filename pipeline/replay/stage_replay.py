@@ -143,8 +143,8 @@ class StageReplay:
         return as_taken(self.program, before, after, self.stage, found)
 
     @cached_property
-    def _numbers(self) -> dict[str, Numbers]:
-        """By input, the number of each of its records."""
+    def numbers(self) -> dict[str, Numbers]:
+        """By the input's declared name, the number of each record that it took."""
         times = np.concatenate([each.times_ms for each in self.records.values()])
         numbers = np.empty(len(times), np.int64)
         numbers[np.argsort(times, kind="stable")] = np.arange(len(times))
@@ -154,7 +154,7 @@ class StageReplay:
     @property
     def count(self) -> int:
         """How many records it read."""
-        return sum(map(len, self._numbers.values()))
+        return sum(map(len, self.numbers.values()))
 
     def address(self, number: int) -> Address:
         """Where a record is in Kafka."""
@@ -169,21 +169,21 @@ class StageReplay:
 
     def numbers_of(self, name: str, version: int) -> Numbers:
         """The records that a version sent on an input, ascending."""
-        return np.sort(self._numbers[name][self.records[name].versions == version])
+        return np.sort(self.numbers[name][self.records[name].versions == version])
 
     def inputs(self, chosen: Numbers) -> dict[str, pa.Table]:
         """Some records, in the order of their numbers, as the function gets them."""
-        rows = {name: np.intersect1d(mine, chosen, return_indices=True)[1] for name, mine in self._numbers.items()}
+        rows = {name: np.intersect1d(mine, chosen, return_indices=True)[1] for name, mine in self.numbers.items()}
         return {name: records.rows.take(pa.array(rows[name])) for name, records in self.records.items()}
 
     def taken(self, chosen: Numbers) -> dict[str, Records]:
         """Some records with their places, in the order in which the batch had them."""
-        rows = {name: np.flatnonzero(np.isin(mine, chosen)) for name, mine in self._numbers.items()}
+        rows = {name: np.flatnonzero(np.isin(mine, chosen)) for name, mine in self.numbers.items()}
         return {name: records.take(rows[name]) for name, records in self.records.items()}
 
     @cached_property
     def _all(self) -> tuple[pa.Table, bool]:
-        return self._function({name: records.rows for name, records in self.records.items()}, self._numbers)
+        return self._function({name: records.rows for name, records in self.records.items()}, self.numbers)
 
     @property
     def knows_records(self) -> bool:
@@ -287,8 +287,8 @@ class StageReplay:
 
     def _at(self, number: int) -> tuple[str, Records, int]:
         """The input of a record, and its row there."""
-        name = next(name for name, mine in self._numbers.items() if number in mine)
-        return name, self.records[name], int(np.flatnonzero(self._numbers[name] == number)[0])
+        name = next(name for name, mine in self.numbers.items() if number in mine)
+        return name, self.records[name], int(np.flatnonzero(self.numbers[name] == number)[0])
 
     def _function(self, inputs: Mapping[str, pa.Table], numbers: Mapping[str, Numbers]) -> tuple[pa.Table, bool]:
         """What the function makes of records by number, as `Rerun.table`. Spark's errors where it fails in a task."""

@@ -49,6 +49,13 @@ def as_user_error(what: str, function: object = None) -> Iterator[None]:
         raise Refused(f"{what} does not run: {where}{sentence}", quoted=quoted, hint=hint) from error
 
 
+def reason_of(error: Exception) -> str:
+    """An error as a reason in a sentence, with the next step where it is known."""
+    if isinstance(error, SlackwaterError):
+        return f"{error.message}; {error.hint}" if error.hint else error.message
+    return _described(error).partition("\n")[0]
+
+
 def _described(error: Exception) -> str:
     if isinstance(error, AnalysisException):
         # It names its kind itself. As a string it would bring the whole plan.
