@@ -10,6 +10,8 @@ from pathlib import Path
 from random import Random
 
 TABLES = ("totals", "ids", "win", "recent", "settled")
+CLOCK_TTL_S, EVENT_TTL_S = 4, 100
+"""How long a row of `recent` lives: by the wall clock, or by the time in its records, which have one a second."""
 BUG = "d"
 """With it the keys begin for which the second release computes the fee wrong."""
 
@@ -49,7 +51,7 @@ def shape(number: int, tables: tuple[str, ...], hops: int | None = None) -> Shap
     stateful = hops == 3 and chosen.random() < 0.4
     partitions = (chosen.randint(1, 4), chosen.randint(1, 3), chosen.randint(1, 3))
     fee_in = chosen.choice(("totals", *between))
-    ttl = chosen.choice(('ttl="4 seconds"', 'ttl="100 seconds", ttl_by="sent"'))
+    ttl = chosen.choice((f'ttl="{CLOCK_TTL_S} seconds"', f'ttl="{EVENT_TTL_S} seconds", ttl_by="sent"'))
     return Shape(number, hops, opaque, stateful, partitions, fee_in, ttl, tables)
 
 

@@ -48,6 +48,10 @@ class Record:
     def address(self) -> str:
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
+    def number(self, name: str) -> int:
+        """A field that is a number."""
+        return int(str(self.fields[name]))
+
 
 @dataclass
 class History:

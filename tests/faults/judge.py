@@ -9,6 +9,7 @@ from typing import Any
 
 from slackwater.moments.cut.resolve import resolve
 
+from tests.faults.apps import EVENT_TTL_S
 from tests.faults.history import History, Record
 from tests.faults.plants import DELAY_MS, MINUTE_MS, Plant
 
@@ -30,7 +31,7 @@ class Truth:
     in_batch: Mapping[int, tuple[str, ...]]
     """By version, all records at fault that came to the stage with it."""
     movers: frozenset[str] = frozenset()
-    """Records of which each moved the watermark so far that the late ones were late."""
+    """Records of which each moved the watermark, or the clock, so far that others were late, or had expired."""
     late: frozenset[str] = frozenset()
     """Records that may be named as late."""
     changed: int | None = None
@@ -51,7 +52,7 @@ def truth(history: History, plant: Plant) -> Truth | None:
     if not turns:
         return None
     brought = {version: history.read_by(plant.stage, version, plant.guilty) for version in turns}
-    late, movers = _watermark(history, plant, turns[0]) if plant.late else (frozenset[str](), frozenset[str]())
+    late = history.read_by(plant.stage, turns[0], plant.late)
     changed = operation = None
     for manifest in history.versions(plant.stage):
         if changed is None and manifest.program is not None and manifest.program.path.endswith("release2.py"):
@@ -64,8 +65,8 @@ def truth(history: History, plant: Plant) -> Truth | None:
         guilty=frozenset(record.address for record in plant.guilty),
         first={version: frozenset(_first(history, plant.stage, some)) for version, some in brought.items()},
         in_batch={version: tuple(record.address for record in some) for version, some in brought.items()},
-        movers=movers,
-        late=late,
+        movers=frozenset(record.address for record in _movers(history, plant, turns[0], late)),
+        late=frozenset(record.address for record in late),
         changed=changed,
         operation=operation,
     )
@@ -88,18 +89,21 @@ def _first(history: History, stage: str, records: list[Record]) -> Iterator[str]
     return (record.address for record in heads.values() if record.time_ms == least)
 
 
-def _watermark(history: History, plant: Plant, version: int) -> tuple[frozenset[str], frozenset[str]]:
-    """The late records of a version, and those that had moved the watermark past one of their windows."""
-
-    def time_of(record: Record) -> int:
-        return int(str(record.fields["ts"]))
-
-    late = history.read_by(plant.stage, version, plant.late)
+def _movers(history: History, plant: Plant, version: int, late: list[Record]) -> list[Record]:
+    """The records that had moved the watermark past the window of a late one, or the clock past the life of a row."""
     orders = [record for record in history.sent if not record.refund]
+    if plant.name == "expiry":
+        (kept,) = (record for _, record in plant.records)
+        return [
+            record
+            for record in history.read_up_to(plant.stage, version, orders)
+            if record.number("seq") >= kept.number("seq") + EVENT_TTL_S
+        ]
+    if not late:
+        return []
+    end = min(record.number("ts") // MINUTE_MS * MINUTE_MS + MINUTE_MS for record in late)
     before = history.read_up_to(plant.stage, version - 1, orders)
-    ends = [time_of(record) // MINUTE_MS * MINUTE_MS + MINUTE_MS for record in late]
-    movers = (record.address for record in before if time_of(record) - DELAY_MS >= min(ends, default=0))
-    return frozenset(record.address for record in late), frozenset(movers)
+    return [record for record in before if record.number("ts") - DELAY_MS >= end]
 
 
 def wrong(verdict: Mapping[str, Any], shown: str, plant: Plant, truth: Truth, *, whole: bool) -> Iterator[str]:
@@ -139,10 +143,10 @@ def _names(verdict: Mapping[str, Any], cause: Mapping[str, Any], truth: Truth) -
     for what, named, right in (("moved by", moved_by, truth.movers), ("late", late, truth.late)):
         if not right.issuperset(_users(truth, named)):
             yield f"{what} {named}, and the right ones are {sorted(right)[:5]}"
-    message = (verdict["record"] or {}).get("message") or {}
-    in_words = _users(truth, cause["sentence"]) - truth.movers - truth.late
-    accused = _users(truth, (cause["record"], cause["records"], evidence, message.get("address"))) | in_words
-    for address in sorted(accused - truth.guilty):
+    way = verdict["record"] or {}
+    in_words = _users(truth, cause["sentence"]) - truth.movers
+    accused = _users(truth, (cause["record"], cause["records"], evidence, way.get("address"), way.get("hops")))
+    for address in sorted((accused | in_words) - truth.guilty - truth.late):
         yield f"a healthy record is named: {address}; at fault: {sorted(truth.guilty)}: {cause['sentence']}"
 
 

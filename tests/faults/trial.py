@@ -13,7 +13,7 @@ from typing import Any
 
 from slackwater.instants import now_ms
 
-from tests.faults import judge
+from tests.faults import apps, judge
 from tests.faults.apps import shape
 from tests.faults.history import History, Record
 from tests.faults.judge import Truth
@@ -23,8 +23,6 @@ from tests.support.running import eventually
 HEALTHY = 60
 """Records of each phase that belong to no plant."""
 ALL, NEVER_BAD = "all programs", "it never was bad"
-ALIVE_S = 4
-"""How long a row of `recent` lives by the wall clock."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def planted(
                 if plant.operation is not None:
                     plant.operation(history)
             if "recent" in tables:
-                eventually(partial(_is_past, now_ms() + ALIVE_S * 1000), "rows of `recent` expire")
+                eventually(partial(_is_past, now_ms() + apps.CLOCK_TTL_S * 1000), "rows of `recent` expire")
     return history, plants
 
 
