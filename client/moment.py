@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
@@ -32,6 +32,7 @@ from ..results import verdict
 from ..results.document import Block, TableBlock, Time, Title
 from ..results.rows import columns_table, iceberg_tables
 from ..results.shown import Result, Shown
+from ..search.causes import Behind, Cause, unknown
 from ..search.verdict import Guilty, Verdict
 from ..store.objects.counting import CountingStore
 from ..store.objects.stats import Reads
@@ -450,7 +451,9 @@ class Bisection(Shown):
     bad: Moment
     """The moment that ends with it."""
     record: Guilty | None = None
-    """The input record behind it, and how it was found; None where nothing was replayed."""
+    """The input record behind it, and how it was found; None where nothing was replayed, and for other causes."""
+    cause: Cause = field(default_factory=lambda: unknown("nothing was replayed"))
+    """What is behind it: its class, whether a replay proves it, the records, and what shows it."""
 
     @property
     def stage(self) -> str:
@@ -478,4 +481,5 @@ class Bisection(Shown):
         return as_relation(self.verdict.keys.flat()) if self.verdict.keys is not None else None
 
     def _blocks(self) -> Iterable[Block]:
-        return *verdict.blocks(self.verdict, guilty=self.record), *verdict.notes(self.verdict)
+        about = verdict.blocks(self.verdict, behind=Behind(self.cause, self.record))
+        return *about, *verdict.notes(self.verdict)

@@ -69,16 +69,17 @@ def operation(store: ObjectStore, commit: Manifest, *, then: str = "") -> Cause 
     by = edited.by if edited is not None else done.by if done is not None else commit.by
     verb = "adopt" if commit.adopted is not None else done.verb if done is not None else VERBS[commit.kind][0]
     what = edited.what if edited is not None else _what(commit, done)
-    why = f" ({done.message})" if done is not None and done.message else ""
+    why = edited.message if edited is not None else done.message if done is not None else ""
     words = _WORDS.get(commit.kind, f"a {commit.kind}")
-    sentence = f"{stage}@v{version} is {words}, by {by}, at {iso(commit.time_ms)}: {what}{why}{then}"
+    # A statement has values: it stands in the evidence, which can be hidden.
+    sentence = f"{stage}@v{version} is {words}, by {by}, at {iso(commit.time_ms)}{then}"
     evidence = {
         "kind": commit.kind,
         "stage": stage,
         "version": version,
         "by": by,
         "at": iso(commit.time_ms),
-        "what": what,
+        "what": f"{what} ({why})" if why else what,
         "command": f"slackwater {verb}",
     }
     return Cause("operation", proved=True, sentence=sentence, evidence=evidence)

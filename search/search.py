@@ -77,8 +77,8 @@ def bisect(
     if isinstance(predicate, ByHand) and not good:
         evaluator.know(ends.begin, "good")  # there is nothing to look at
     ends = ends.with_known(evaluator, known or {}, now_ms)
-    nearer: Between | None = ends.settle(evaluator)
-    searched = nearer
+    searched = ends.settle(evaluator)
+    nearer: Between | None = searched
     while nearer is not None:
         found = _narrow(evaluator, nearer)
         # Of moments with rows.

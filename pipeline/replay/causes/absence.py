@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....search.absences import Untouched, absence
 from ....search.causes import Cause
 from ....search.verdict import Guilty
-from .otherwise import Step, Trial, number_of
+from .trial import Trial, number_of
 
 FOLLOWING = 2
 """Batches after the bad one that are replayed without a record, to see whether it goes bad all the same."""
@@ -21,14 +21,13 @@ def of_absence(trial: Trial, guilty: Guilty, untouched: Untouched | None) -> Cau
     of = untouched or _not_touched(trial, guilty)
     if of is None:
         return None
-    store, verdict, address = trial.program.store, trial.verdict, guilty.message.address
-    through: frozenset[Step] = frozenset((hop.stage, hop.version) for hop in guilty.hops)
-    without = trial.assuming(left_out=frozenset([address]), through=through)
-    if trial.bad_with(without.manifest(trial.commit)):
+    store, verdict = trial.program.store, trial.verdict
+    without = trial.without(guilty.message.address)
+    if trial.bad_with(without):
         how = "; without the record of another key that turned it bad first, others of the batch turn it bad"
         return absence(store, verdict, of, proved=True, how=how)
-    is_good, batches = trial.stays_good(without, FOLLOWING)
-    if not is_good:
+    turns_bad, batches = trial.turns_bad_after(without, FOLLOWING)
+    if turns_bad:
         how = "; without the record of another key that turned it bad first, the next batches do"
         return absence(store, verdict, of, proved=True, how=how)
     if batches or not _is_last(trial, guilty):

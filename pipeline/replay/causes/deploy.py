@@ -23,7 +23,8 @@ from ....store.versions.manifest import Manifest
 from ...batch.rerun import Numbers
 from ...claim.claim import program_of
 from ..program import LoadedProgram
-from .otherwise import Trial
+from .swapped import Swapped
+from .trial import Trial
 
 Flags = npt.NDArray[np.bool_]
 
@@ -64,7 +65,7 @@ def with_program_before(trial: Trial) -> Cause | None:
     now, change = program_of(trial.program.app), change_before(trial.program.store, trial.commit)
     if now is None or change is None or now.checksum != change.before.checksum:
         return None
-    if trial.bad_with(trial.assuming().manifest(trial.commit)):
+    if trial.bad_with(Swapped(trial.program).manifest(trial.commit)):
         return None
     because = ": the batch is good with the one before"
     return deploy(change, how="the program before", proved=True, because=because)
@@ -86,8 +87,8 @@ def _with_both(trial: Trial, change: ProgramChange, older: LoadedProgram) -> Dep
     """The bad batch with the program before: good, and the new one is the cause."""
     note = f"the program changed at {change}"
     try:
-        assumed = trial.assuming(instead={change.after.checksum: older})
-        is_bad = trial.bad_with(assumed.manifest(trial.commit))
+        swapped = Swapped(trial.program, {change.after.checksum: older})
+        is_bad = trial.bad_with(swapped.manifest(trial.commit))
     except SlackwaterError as error:
         return Deploys(None, f"{note}; the batch cannot be replayed with the one before: {error.message}")
     if is_bad:
@@ -104,7 +105,7 @@ def _with_new(trial: Trial, change: ProgramChange, guilty: Guilty) -> Deploys:
     otherwise = ""
     for after in _earlier(trial, change, keys):
         try:
-            manifest = trial.assuming().manifest(after)
+            manifest = Swapped(trial.program).manifest(after)
             if trial.bad_with(manifest, trial.line.up_to(after)):
                 ref = f"{after.stage}@v{after.version}"
                 because = f": with the new one {ref} is bad as well, which was good"

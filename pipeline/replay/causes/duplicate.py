@@ -15,7 +15,7 @@ from ....search.causes import Cause
 from ....search.verdict import Address, Guilty, SourceMessage
 from ....store.sst.hashing import hash_keys
 from ....store.versions import history
-from .otherwise import Trial
+from .trial import Trial
 
 MAX_CHANGES = 64
 """Earlier changes of the key whose input is looked through, the newest."""
@@ -47,8 +47,7 @@ def of_duplicate(trial: Trial, guilty: Guilty) -> Cause | None:
     return Cause(
         "duplicate",
         proved=guilty.proved,
-        sentence=f"{copy.address} is a copy of {original}: they have the same key and value, and it turned bad with the "
-        "second",
+        sentence=f"{copy.address} is a copy of {original}, with the same key and value: it turned bad with the second",
         record=copy.address,
         records=(original, copy.address),
         evidence={"original": str(original), "copy": str(copy.address)},

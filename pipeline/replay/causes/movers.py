@@ -14,7 +14,7 @@ from ....search.verdict import Address
 from ....store.sst.expiry import event_ms
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
-from .otherwise import Trial, source_of
+from .trial import Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,4 +85,4 @@ def _record(trial: Trial, moved: Manifest, name: str, to_ms: int) -> Address | N
                 late = pc.and_(late, pc.less_equal(times, bound_ms))
             numbers = rows[RECORD].filter(pc.fill_null(late, False))
             found += [int(np.min(numbers.to_numpy()))] if len(numbers) else []
-    return source_of(trial, replay, min(found)) if found else None
+    return trial.source_of(replay, min(found)) if found else None

@@ -13,7 +13,7 @@ from ....store.sst.arrow_types import python_rows
 from ....store.sst.ttl import BEFORE_ALL_MS, by_write_time
 from ....store.versions import history
 from .movers import Mover, mover_of_watermark
-from .otherwise import Trial
+from .trial import Trial
 
 
 def of_no_record(trial: Trial, found: NoRecord) -> Cause:
@@ -41,8 +41,7 @@ def of_held_clock(trial: Trial, guilty: Guilty) -> Cause | None:
         return None
     if commit.clock_ms <= before.clock_ms or before.clock_ms == BEFORE_ALL_MS:
         return None
-    manifest = trial.assuming(through=()).manifest(commit)
-    if trial.bad_with(replace(manifest, clock_ms=before.clock_ms)):
+    if trial.bad_with(replace(commit, clock_ms=before.clock_ms)):
         return None
     keys = trial.verdict.keys
     gone = keys.keys if keys is not None and keys.named else pa.table({})
@@ -57,15 +56,18 @@ def _cause(
     keys = of.keys.keys if of.keys is not None and len(of.keys) else rows
     keys = keys.drop_columns([name for name in ("time",) if name in keys.column_names and keys is rows])
     count = rows.num_rows or keys.num_rows
-    what = f"{count:,} {'row' if count == 1 else 'rows'} of {of.stage}@v{of.version}" if count else f"rows of {of.stage}"
+    what = (
+        f"{count:,} {'row' if count == 1 else 'rows'} of {of.stage}@v{of.version}" if count else f"rows of {of.stage}"
+    )
     start, end = (_time(at) for at in span)
     moved: Address | None = mover.record if mover is not None else None
     by_whom = f"; {moved} moved it there, read by {mover.stage}@v{mover.version}" if mover and moved else ""
     passed = {"watermark": "its watermark", "clock": "the clock", "write time": "the clock", "event time": "event time"}
+    since = f" from {start}" if start is not None else ""
     return Cause(
         "time",
         proved=True,
-        sentence=f"no record is behind it: {what} {did}, as {passed[by]} went on from {start or 'nothing'} to {end}{by_whom}",
+        sentence=f"no record is behind it: {what} {did}, as {passed[by]} went on{since} to {end}{by_whom}",
         evidence={
             "stage": of.stage,
             "version": of.version,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from ....fold.failing import RECORD
 from ....instants import iso
@@ -13,7 +14,7 @@ from ....search.verdict import Address, Guilty
 from ....store.versions.manifest import Manifest
 from ..stage_replay import StageReplay
 from .movers import mover_of_watermark
-from .otherwise import Trial, source_of
+from .trial import Trial
 
 
 def of_late_table(trial: Trial, guilty: Guilty) -> Cause | None:
@@ -25,7 +26,7 @@ def of_late_table(trial: Trial, guilty: Guilty) -> Cause | None:
         reader = trial.program.app.stages.get(below.stage)
         if late is not None and reader is not None and late.name in reader.inputs:
             replay = trial.replay(hop.stage, hop.version)
-            records = guilty.alone or (guilty.message.address,)
+            records = trial.addresses(guilty) or (guilty.message.address,)
             return _cause(trial, replay, _late_of(replay), guilty.message.address, records)
     return None
 
@@ -35,12 +36,14 @@ def of_dropped(trial: Trial) -> Cause | None:
     commit = trial.commit
     if commit.event_time is None or not commit.event_time.late or commit.table is None:
         return None
-    if trial.bad_with(trial.assuming(through=(), never_late=True).manifest(commit)):
-        return None
     replay = trial.replay(commit.stage, commit.version)
+    # Nothing is before a watermark that is not known.
+    in_time = replay.based_on(replace(replay.before, event_time=None))
+    if trial.bad_with(in_time.manifest(in_time.merged(in_time.rows())[0])):
+        return None
     late, first = _late_of(replay), None
     if replay.knows_records and late.num_rows:
-        first = source_of(trial, replay, int(np.min(late[RECORD].to_numpy())))
+        first = trial.source_of(replay, int(np.min(late[RECORD].to_numpy())))
     return _cause(trial, replay, late, first, ())
 
 
