@@ -176,8 +176,12 @@ def _sentence(case: Case, changed: KeyChanges | None, mask: Mask) -> Line:
     if verdict.candidates:
         one_of = ", ".join(map(str, verdict.candidates))
         spans = ["The first bad commit of ", Name(verdict.app), " is one of ", Name(one_of)]
-    if guilty is not None and guilty.message is not None:
-        spans += [", and ", Name(str(guilty.message.address)), " the record behind it"]
+    found = case.behind.cause
+    if found.record is not None:
+        first = "the first of the records" if found.kind == "records" else "the record"
+        spans += [", and ", Name(str(found.record)), f" {first} behind it"]
+    elif found.kind != "unknown":
+        spans += [", and ", cause.noun(found), " is behind it"]
     if keys := (guilty.keys if guilty is not None and guilty.keys else changed):
         more = f" and {plural(len(keys) - 1, 'other key')}" if len(keys) > 1 else ""
         spans += [": ", *mask.key(next(iter(keys)).key), f"{more} {'turned bad' if keys.named else 'changed'}"]
@@ -277,7 +281,10 @@ def _cause(case: Case, mask: Mask) -> Iterator[Block]:
 def _record(case: Case, mask: Mask) -> Iterator[Block]:
     guilty = case.guilty
     if guilty is None:
-        yield "No record is named, as the cause is another one." if case.behind.found else _NOT_REPLAYED
+        uncertain = "As the commit is not certain, nothing was replayed."
+        another = "No record is named, as the cause is another one."
+        named = another if case.behind.cause.kind != "unknown" else _NOT_REPLAYED
+        yield uncertain if case.verdict.candidates else named
         return
     if (message := guilty.message) is not None:
         facts: list[tuple[Span, Cell]] = [
