@@ -130,7 +130,9 @@ def ask(
         if code:
             return (f"exit code {code}: {said.strip()[-300:]}",), repeat
         verdict: dict[str, Any] = json.loads(out)
-        _, shown, _ = history.verb("bisect", history.app, "--where", plant.where, *good, "--no-replay")
+        # What its title claims is only of interest where there is an earlier one.
+        again = verdict["first_bad"]["version"] != truth.turns[0]
+        shown = history.did("bisect", history.app, "--where", plant.where, *good, "--no-replay") if again else ""
     except Exception as error:  # whatever the verb lets through is a wrong answer
         return (f"it crashed: {type(error).__name__}: {error}",), repeat
     return tuple(judge.wrong(verdict, shown, plant, truth, whole=whole)), repeat
