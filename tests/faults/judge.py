@@ -36,8 +36,8 @@ class Truth:
     """Records that may be named as late."""
     changed: int | None = None
     """The first version of the stage under the second release."""
-    operation: int | None = None
-    """The version of the stage that is the operation."""
+    operations: frozenset[tuple[str, int]] = frozenset()
+    """The stages, and their versions, that are the operation."""
 
 
 def truth(history: History, plant: Plant) -> Truth | None:
@@ -53,12 +53,17 @@ def truth(history: History, plant: Plant) -> Truth | None:
         return None
     brought = {version: history.read_by(plant.stage, version, plant.guilty) for version in turns}
     late = history.read_by(plant.stage, turns[0], plant.late)
-    changed = operation = None
-    for manifest in history.versions(plant.stage):
-        if changed is None and manifest.program is not None and manifest.program.path.endswith("release2.py"):
-            changed = manifest.version
-        if manifest.kind == plant.operation_kind:
-            operation = manifest.version
+    second = (
+        manifest.version
+        for manifest in history.versions(plant.stage)
+        if manifest.program is not None and manifest.program.path.endswith("release2.py")
+    )
+    operations = (
+        (stage, manifest.version)
+        for stage in (*history.shape.stages, plant.stage)
+        for manifest in history.versions(stage)
+        if manifest.kind == plant.operation_kind
+    )
     return Truth(
         topics=frozenset(record.topic for record in history.sent),
         turns=tuple(turns),
@@ -67,8 +72,8 @@ def truth(history: History, plant: Plant) -> Truth | None:
         in_batch={version: tuple(record.address for record in some) for version, some in brought.items()},
         movers=frozenset(record.address for record in _movers(history, plant, turns[0], late)),
         late=frozenset(record.address for record in late),
-        changed=changed,
-        operation=operation,
+        changed=next(second, None),
+        operations=frozenset(operations),
     )
 
 
@@ -194,9 +199,9 @@ def _evidence(cause: Mapping[str, Any], plant: Plant, truth: Truth, version: int
                 found = f"{evidence['stage']}@v{evidence['version']}"
                 yield f"the program changed at {found}, and it did at v{truth.changed}"
         case "operation":
-            if (evidence["kind"], evidence["version"]) != (plant.operation_kind, truth.operation):
-                found = f"{evidence['kind']} at v{evidence['version']}"
-                yield f"{found}, and it was {plant.operation_kind} at v{truth.operation}"
+            found = evidence["stage"], evidence["version"]
+            if evidence["kind"] != plant.operation_kind or found not in truth.operations:
+                yield f"{evidence['kind']} at {found}, and it was {plant.operation_kind} at {sorted(truth.operations)}"
         case "time" if evidence["version"] != version:
             yield f"time at v{evidence['version']}, and it was at v{version}"
         case "absence" if plant.key not in str(evidence):

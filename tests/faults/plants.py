@@ -38,13 +38,18 @@ class Plant:
     good: str = ""
     """A snapshot at which nothing is wrong; empty for the beginning."""
     operation: Callable[[History], object] | None = None
-    """What is done to the app before the second phase."""
+    """What is done to the app."""
+    operation_after: int = 0
+    """After which phase."""
     operation_kind: str = ""
+    """The kind of version that it makes."""
     late: list[Record] = field(default_factory=list)
     """Records that may be late."""
     key: str = ""
     at_end: bool = False
     """Whether its records are the last ones of their phase."""
+    is_alone: bool = False
+    """Whether it needs a history of its own, since what is done changes what others expect."""
 
 
 def order(key: str, amount: object, **more: object) -> dict[str, object]:
@@ -53,12 +58,11 @@ def order(key: str, amount: object, **more: object) -> dict[str, object]:
 
 
 class Planter:
-    """Plants of one history; its records have ids of their own."""
+    """Makes records with a key and ids of their own; a number says which."""
 
-    def __init__(self, random: Random) -> None:
-        self.random = random
-        self.count = 0
-        self.next_id = 0
+    def __init__(self, random: Random, number: int) -> None:
+        self.random, self.number = random, number
+        self.next_id = 10_000 * number
 
     def record(self, key: str, amount: object, *, bad: bool = False, **more: object) -> Record:
         self.next_id += 1
@@ -69,8 +73,7 @@ class Planter:
         return self.record(f"a{self.random.randrange(30)}", self.random.randrange(1, 99))
 
     def key(self, letter: str = "p") -> str:
-        self.count += 1
-        return f"{letter}{self.count}"
+        return f"{letter}{self.number}"
 
     def phases(self, how_many: int, *, last: int = PHASES - 1) -> list[int]:
         """Phases by chance, in order: often the same one, so that batches have several of the records."""
@@ -200,12 +203,33 @@ class Planter:
         return plant
 
     def operation(self) -> Plant:
+        return self.random.choice((self._edit, self._edit, self._reset, self._rewind))()
+
+    def _edit(self) -> Plant:
         key = self.key()
         plant = Plant("operation", "totals", self.query("totals", "top > 1000000", key), frozenset({"operation"}))
         statement = f"UPDATE totals SET top = {5 * HUGE} WHERE k = '{key}'"
         plant.operation = lambda history: history.did("edit", f"{history.app}/totals", "--sql", statement)
         plant.operation_kind = "edit"
         plant.records = [(phase, self.record(key, 5)) for phase in sorted({0, self.random.randrange(PHASES)})]
+        return plant
+
+    def _reset(self) -> Plant:
+        # What was read is read again, and counts twice.
+        key, count = self.key(), self.random.randint(1, 4)
+        plant = Plant("operation", "totals", self.query("totals", f"n > {count}", key), frozenset({"operation"}))
+        plant.operation = lambda history: history.did("reset", history.app, "--all-topics", "--to-earliest")
+        plant.operation_kind, plant.is_alone = "reset", True
+        plant.records = [(0, self.record(key, 5)) for _ in range(count)]
+        return plant
+
+    def _rewind(self) -> Plant:
+        key = self.key()
+        where = f"SELECT 1 WHERE NOT EXISTS (FROM totals WHERE k = '{key}')"
+        plant = Plant("operation", "totals", where, frozenset({"operation"}), good="phase-2")
+        plant.operation = lambda history: history.did("rewind", f"{history.app}@phase-0", "--message", "a trial")
+        plant.operation_kind, plant.operation_after, plant.is_alone = "rewind", PHASES - 1, True
+        plant.records = [(self.random.randint(1, PHASES - 1), self.record(key, 5))]
         return plant
 
     def two_faults(self) -> Plant:
@@ -276,3 +300,9 @@ CLASSES: dict[str, tuple[Callable[[Planter], Plant], tuple[str, ...]]] = {
     "rejected": (Planter.rejected, ("totals",)),
 }
 """By class, how one is planted, and the tables that it takes."""
+
+
+def fault_of(name: str, seed: int) -> Plant:
+    """The fault of a class that a seed gives, whatever else is planted."""
+    number = [*CLASSES].index(name) + 1
+    return CLASSES[name][0](Planter(Random(f"{name} {seed}"), number))

@@ -111,14 +111,11 @@ def test_a_deploy_an_operation_and_a_time_have_their_versions() -> None:
     assert said(a_verdict("deploy", evidence=ran), deploy, truth) == ""
     assert "the program changed at" in said(a_verdict("deploy", evidence=ran | {"version": 2}), deploy, truth)
     assert "from" in said(a_verdict("deploy", evidence=ran | {"to": ran["from"]}), deploy, truth)
-    edit = a_plant("operation", "operation")
-    assert (
-        said(a_verdict("operation", evidence={"kind": "edit", "version": 4}), edit, the_truth(operation=4, **none))
-        == ""
-    )
-    assert "edit" in said(
-        a_verdict("operation", evidence={"kind": "edit", "version": 3}), edit, the_truth(operation=4, **none)
-    )
+    edit, known = a_plant("operation", "operation"), the_truth(operations=frozenset({("totals", 4)}), **none)
+    done = {"kind": "edit", "stage": "totals", "version": 4}
+    assert said(a_verdict("operation", evidence=done), edit, known) == ""
+    assert "it was edit" in said(a_verdict("operation", evidence=done | {"version": 3}), edit, known)
+    assert "it was edit" in said(a_verdict("operation", evidence=done | {"kind": "reset"}), edit, known)
     time = a_plant("expiry", "time")
     assert said(a_verdict("time", evidence={"version": 4}), time, the_truth(**none)) == ""
     assert "time at v5" in said(a_verdict("time", evidence={"version": 5}), time, the_truth(**none))

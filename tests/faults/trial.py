@@ -17,7 +17,7 @@ from tests.faults import apps, judge
 from tests.faults.apps import shape
 from tests.faults.history import History, Record
 from tests.faults.judge import Truth
-from tests.faults.plants import CLASSES, PHASES, Plant, Planter
+from tests.faults.plants import CLASSES, PHASES, Plant, Planter, fault_of
 from tests.support.running import eventually
 
 HEALTHY = 60
@@ -42,46 +42,46 @@ class Outcome:
 
 def trial(bootstrap: str, folder: Path, seed: int, names: Sequence[str], *, partial: bool = True) -> Iterator[Outcome]:
     """Plant a fault of each class, and judge what is said of it: with all programs, and with less."""
-    together = shape(seed, ()).hops == 3
-    three = [] if together else [name for name in names if name == "three hops"]
-    others = [name for name in names if name not in three]
-    for at, chosen in (("any", others), ("three", three)):
-        if chosen:
-            history, plants = planted(bootstrap, folder / at, seed, chosen, hops=3 if three == chosen else None)
-            for plant in plants:
-                yield from judged(history, plant, seed, partial=partial)
+    plants = [fault_of(name, seed) for name in names]
+    shared = [one for one in plants if not one.is_alone]
+    if shape(seed, ()).hops < 3:
+        apart = [one for one in shared if one.name == "three hops"]
+        shared = [one for one in shared if one not in apart]
+    else:
+        apart = []
+    for at, some in [("any", shared), ("three", apart), *((one.name, [one]) for one in plants if one.is_alone)]:
+        if some:
+            history = ran(bootstrap, folder / at, seed, some, hops=3 if some is apart else None)
+            for one in some:
+                yield from judged(history, one, seed, partial=partial)
 
 
-def planted(
-    bootstrap: str, folder: Path, seed: int, names: Sequence[str], hops: int | None = None
-) -> tuple[History, list[Plant]]:
-    """A history that has run, with a fault of each of these classes."""
-    tables = sorted({table for name in names for table in CLASSES[name][1]} | {"totals"})
+def ran(bootstrap: str, folder: Path, seed: int, plants: Sequence[Plant], hops: int | None = None) -> History:
+    """A history that has run, with these faults."""
+    tables = sorted({table for one in plants for table in CLASSES[one.name][1]} | {"totals"})
     history = History(bootstrap, folder, shape(seed, tuple(tables), hops), Random(f"history {seed}"))
-    planter = Planter(Random(f"plants {seed}"))
-    plants = [CLASSES[name][0](planter) for name in names]
     order = Random(f"order {seed}")
-    releases = (1, 1, 2 if "deploy" in names or order.random() < 0.3 else 1)
+    two = order.random() < 0.3 or any(one.name == "deploy" for one in plants)
+    healthy = Planter(Random(f"healthy {seed}"), 0)
     for phase in range(PHASES):
-        history.send(_mixed(order, planter, plants, phase))
-        history.run(releases[phase])
-        if phase == 0:
-            history.did("snapshot", "take", history.app, "phase-0", "--instant")
-            for plant in plants:
-                if plant.operation is not None:
-                    plant.operation(history)
-            if "recent" in tables:
-                eventually(partial(_is_past, now_ms() + apps.CLOCK_TTL_S * 1000), "rows of `recent` expire")
-    return history, plants
+        history.send(_mixed(order, healthy, plants, phase))
+        history.run(2 if two and phase == PHASES - 1 else 1)
+        history.did("snapshot", "take", history.app, f"phase-{phase}", "--instant")
+        for one in plants:
+            if one.operation is not None and one.operation_after == phase:
+                one.operation(history)
+        if "recent" in tables and phase == 0:
+            eventually(partial(_is_past, now_ms() + apps.CLOCK_TTL_S * 1000), "rows of `recent` expire")
+    return history
 
 
 def _is_past(time_ms: int) -> bool:
     return now_ms() > time_ms
 
 
-def _mixed(order: Random, planter: Planter, plants: Sequence[Plant], phase: int) -> list[Record]:
+def _mixed(order: Random, healthy: Planter, plants: Sequence[Plant], phase: int) -> list[Record]:
     """The records of a phase: each plant's in its own order, somewhere among the healthy ones."""
-    sent: list[list[Record]] = [[planter.ordinary()] for _ in range(HEALTHY)]
+    sent: list[list[Record]] = [[healthy.ordinary()] for _ in range(HEALTHY)]
     last: list[Record] = []
     for plant in plants:
         mine = [record for at, record in plant.records if at == phase]
