@@ -77,6 +77,8 @@ class History:
         self.began_ms = time.time_ns() // 1_000_000 - 6 * HOUR_MS
         # How many records have one time: between such of two partitions nobody has an order.
         self.alike = self.random.choice((1, 1, 3, 50))
+        # How far the clocks of those who send to each partition are wrong.
+        self.wrong_by_ms = [self.random.choice((0, 0, 0, 40)) for _ in range(partitions)]
 
     def send(self, records: Iterable[Record]) -> None:
         """Send records in this order; those of one key go to one partition, as a producer with keys does it."""
@@ -86,8 +88,8 @@ class History:
             ahead_ms = int(str(record.fields.pop("ahead", 0)))
             record.fields.setdefault("ts", self.began_ms + self.seq * 1000 + ahead_ms)
             record.topic = f"{self.app}-refunds" if record.refund else self.app
-            record.time_ms = self.began_ms + self.seq // self.alike
             place = sum(str(record.fields.get("k", record.fields["id"])).encode()) % self.shape.partitions[0]
+            record.time_ms = self.began_ms + self.seq // self.alike + self.wrong_by_ms[place]
             self.seq += 1
             self.sent.append(record)
 
