@@ -105,13 +105,13 @@ def _before_the_record(trial: Trial, guilty: Guilty) -> Iterator[Callable[[], Ca
 
     yield partial(of_reset, trial, guilty)
     yield partial(of_late_table, trial, guilty)
+    yield partial(of_held_clock, trial, guilty)
     yield absent
 
 
 def _of_the_record(trial: Trial, guilty: Guilty) -> Iterator[Callable[[], Cause | None]]:
     """Classes that say why the record was bad, as the program was the same."""
     yield partial(of_edit, trial, guilty)
-    yield partial(of_held_clock, trial, guilty)
     yield partial(of_dropped, trial)
     yield partial(of_duplicate, trial, guilty)
 
