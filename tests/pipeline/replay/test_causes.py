@@ -1,4 +1,4 @@
-"""What is behind a bad commit, one of each class: one app over planted faults, replayed on the real broker and Spark."""
+"""What is behind a bad commit: one app over planted faults of each class, replayed on the real broker and Spark."""
 
 import json
 import os
@@ -287,7 +287,6 @@ def test_a_commit_is_not_lost_where_a_replay_fails(shop: Shop) -> None:
     assert found["stage"] == "totals"
     assert (found["cause"]["class"], found["cause"]["record"]) == ("unknown", None)
     assert "no such thing" in found["cause"]["evidence"]["reason"]
-    assert "is the first bad commit" in error
 
 
 def test_a_notebook_has_the_cause(shop: Shop) -> None:
