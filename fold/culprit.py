@@ -7,12 +7,15 @@ when items are added to it. Delta debugging finds a set of which no member can b
 """
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Items = npt.NDArray[np.int64]
 """Items by number, ascending."""
+
+Item = TypeVar("Item")
 
 Fails = Callable[[Sequence[Items]], Sequence[bool]]
 """Tries groups of items, each by itself: whether each fails."""
@@ -106,7 +109,9 @@ def turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
     return good
 
 
-def smallest(items: Sequence[int], is_bad: Callable[[Sequence[int]], bool], *, most: int) -> tuple[Sequence[int], bool]:
+def smallest(
+    items: Sequence[Item], is_bad: Callable[[Sequence[Item]], bool], *, most: int
+) -> tuple[Sequence[Item], bool]:
     """Some of the items, which are bad together, of which none can be left out: delta debugging.
 
     `is_bad` says whether a choice of them, in their order, is; it may be asked so often (`most`). With the items

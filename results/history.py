@@ -138,15 +138,27 @@ def key_history(
 def changes_table(found: RowHistory, behind: Sequence[Guilty | None] | None = None) -> TableBlock:
     """A line for each value that changed; the first of a change says when, by which version, and of what it came."""
     reads = [formats.windows(map(str, change.windows)) for change in found.changes]
-    records = reads if behind is None else [str(each.hops[-1].record) if each and each.hops else "-" for each in behind]
+    records = reads if behind is None else [record_of_key(each) for each in behind]
     rows: list[tuple[Cell, ...]] = []
     for change, record in zip(found.changes, records, strict=True):
         what = "expired" if change.expired else f"{change.kind} *" if change.gap or change.inherited else change.kind
         first, *others = value_lines(change.before, change.after)
         rows.append((instants.when(change.time_ms), f"v{change.version}", what, *first, record))
         rows += (("", "", "", *line, "") for line in others)
-    last = "read" if behind is None else "because of"
+    last = "read" if behind is None else "record"
     return TableBlock.of(("committed", ">version", "", "column", ">before", ">after", last), rows)
+
+
+def record_of_key(guilty: Guilty | None) -> str:
+    """The record of one change of a key, and of how many that reach the key it is the last; `-` for none."""
+    if guilty is None or not guilty.hops:
+        return "-"
+    record = str(guilty.hops[-1].record)
+    if guilty.of_key == 1:
+        return record
+    if not guilty.of_key:
+        return f"{record} (the last that changed it)"
+    return f"{record} (the last of {guilty.of_key:,} records of this key)"
 
 
 def _notes(found: RowHistory, limit: int) -> Iterator[str]:

@@ -251,7 +251,7 @@ class Guilty:
     of_key: int = 0
     """How many records of the batch reach the key that was asked about, where one was. Of several, this is the last
     that changed its row; of a batch of a query of Spark's, whose records nobody replays, the one whose numbers come
-    nearest to what changed. 0 where no key was asked about."""
+    nearest to what changed. 0 where it is not known, and where no key was asked about."""
     proved: bool = False
     """Whether replays prove the record: of all prefixes of the records in the app's order, the shortest bad one ends
     with it. Else it is a guess, or none is named."""

@@ -24,33 +24,40 @@ from .what_if import Item, by_part
 _MOST_ALONE = 1_000
 """Records that are looked for by trying groups of them; where Spark says which row is whose, there is no bound."""
 _MOST_REPLAYS = 100
-"""Groups that are tried for them; of batches that Spark computes anew for each, an eighth."""
+"""Groups that are tried for them; an eighth, where Spark computes batches anew or a program of the user's is asked."""
 
 
-def bad_records(search: Search, found: Found) -> tuple[pa.Table, bool]:
+def bad_records(search: Search, found: Found) -> tuple[pa.Table, bool, int | None]:
     """The bad records of the batch, in the app's order, and whether all that are bad by themselves are among them.
 
-    For the columns see `Guilty.records`. What is not found for an error, or in so many replays, is left out.
+    And how many are bad by themselves: where not all are found, so many that the batch itself read; None where that is
+    not known. For the columns see `Guilty.records`. What is not found for an error, or in so many replays, is left out.
     """
-    alone, is_complete = _alone(search, found)
+    alone, is_complete, count = _alone(search, found)
     named = (found.part, found.number)
     if found.alone and named not in alone:
         alone.append(named)
     together = [*(found.needs or ()), named] if not found.alone else []
     items = {**dict.fromkeys(together, False), **dict.fromkeys(alone, True)}
-    return _table(search, items), is_complete
+    return _table(search, items), is_complete, sum(items.values()) if is_complete else count
 
 
-def _alone(search: Search, found: Found) -> tuple[list[Item], bool]:
-    """The records that are bad by themselves, as far up as batches were replayed; and whether these are all."""
-    begun = search.replays
+def _alone(search: Search, found: Found) -> tuple[list[Item], bool, int | None]:
+    """The records that are bad by themselves, as far up as batches were replayed; and whether these are all.
+
+    And how many records of the bad batch itself are, where that is known.
+    """
+    begun, count = search.replays, None
     try:
         known = bad_alone(search.root.replay, search.predicate) if search.own_table else bad_beside(search)
-        if known is not None:
-            return _sources(search, [(part, np.intersect1d(part.numbers, known)) for part in search.root.parts])
-        return _by_groups(search, [found.part])
+        if known is None:
+            some, are_all = _by_groups(search, [found.part])
+            # Other parts may have some, too.
+            return some, are_all and len(search.root.parts) == 1, None
+        count = len(known)
+        return *_sources(search, [(part, np.intersect1d(part.numbers, known)) for part in search.root.parts]), count
     except Exception:
-        return [], False
+        return [], False, count
     finally:
         # What is asked for that is no part of the search.
         search.replays = begun
@@ -88,7 +95,8 @@ def _by_groups(search: Search, parts: Sequence[Part]) -> tuple[list[Item], bool]
     """Of the records of these parts those that are bad by themselves, by trying groups of them."""
     items = [(part, number) for part in parts for number in part.numbers.tolist()]
     begun = search.replays
-    is_cheap = all(batch.replay.knows_records for batch in search.batches.known.values())
+    known = all(batch.replay.knows_records for batch in search.batches.known.values())
+    is_cheap = known and bool(search.predicate.sql)
     most = _MOST_REPLAYS if is_cheap else _MOST_REPLAYS // 8
 
     def fails(groups: Sequence[Numbers]) -> list[bool]:

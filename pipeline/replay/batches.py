@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
+from ...errors import NotFound
 from ...moments.cut.line import Line
 from ...moments.cut.moments import line_of
 from ...moments.cut.stored import ADDRESS
@@ -33,7 +34,8 @@ from .stage_replay import StageReplay
 
 Place = tuple[int, int, int]
 """A commit's place on the app's line."""
-_TOPIC = ["topic", *ADDRESS]
+_KEY = ["topic", "partition", "offset", "row"]
+"""Of the table of rejected records."""
 
 
 @dataclass(eq=False)
@@ -143,7 +145,7 @@ class Batch:
                 [stored.no_rows(values=True), *(stored.stored(each, SEQ, seq, seq, values=True) for each in new)]
             )
             numbers = np.full(rows.num_rows, -1, np.int64)
-            mine, records = pairs(rows.select(_TOPIC).rename_columns(["_topic", *ADDRESS]), self._addresses)
+            mine, records = pairs(rows.select(_KEY).rename_columns(["_topic", *ADDRESS]), self._addresses)
             numbers[mine] = records
             found[name] = rows, numbers
         return found
@@ -164,9 +166,10 @@ class Batch:
             old = before.side_tables.get(name) or SideTable(after.side_tables[name].table)
             made[name] = replace(old, table=after.side_tables[name].table)
             if there.any():
-                where = {"app": after.app, "stage": after.stage, "table": made[name].table, "partition": 0}
-                some = completed(rows.filter(pa.array(there)), sst_schema(made[name].table))
-                new = sst.write(program.scratch, None, **where, rows=some)
+                table = made[name].table
+                some = completed(rows.filter(pa.array(there)), sst_schema(table))
+                write = partial(sst.write, program.scratch, None, app=after.app, stage=after.stage)
+                new = write(table=table, partition=0, rows=some)
                 made[name] = replace(made[name], ssts=(*old.ssts, replace(new, root=program.scratch.url)))
         return made
 
@@ -177,6 +180,7 @@ class Batches:
 
     program: LoadedProgram
     known: dict[tuple[str, int], Batch] = field(default_factory=dict)
+    _places: dict[tuple[str, int], frozenset[Place]] = field(default_factory=dict)
 
     def of(self, after: Manifest) -> Batch:
         """The batch that committed a version. Raises as `StageReplay.of`, and as reading its records."""
@@ -199,8 +203,10 @@ class Batches:
         if part.sender is not None:
             return part.sender
         if not part.version:
-            records = "records that were rejected before, and were retried with this batch"
-            raise CannotProve(f"{part.batch!r} read {records}: which batch sent them is not known any more")
+            raise CannotProve(
+                f"{part.batch!r} read records that had been rejected, and were retried: which batch sent them is not "
+                "known any more"
+            )
         app = part.batch.replay.after.app
         sender = self.of(history.read(self.program.store, app, part.upstream, part.version))
         replay = sender.of_output(part.name)
@@ -208,9 +214,10 @@ class Batches:
         sent = sent_as(replay, every, part.received)
         rows, records = pairs(sent, part.received)
         if not len(rows) == sent.num_rows == part.received.num_rows:
-            different = sent.num_rows + part.received.num_rows - 2 * len(rows)
+            most = max(sent.num_rows, part.received.num_rows)
             raise CannotProve(
-                f"a replay of {sender!r} does not send what it sent then: {different:,} rows are different. "
+                f"a replay of {sender!r} does not send what it sent then: {most - len(rows):,} of {most:,} rows are "
+                "different. "
                 f"{why_different(self.program, replay.after)}"
             )
         if replay.shape.bound is None and replay.knows_records:
@@ -227,11 +234,15 @@ class Batches:
 
         Parts that are made of records of the same such commits, or of interleaving ones, are together.
         """
+        if len(parts) == 1:
+            return [list(parts)]
         if len({(part.batch, part.name) for part in parts}) == 1 and all(part.version for part in parts):
             # Versions of one channel are read in their order.
             return [[part] for part in sorted(parts, key=lambda part: part.version)]
-        spans = sorted(((min(places), max(places), part) for part in parts if (places := self._sources(part))), key=_of)
-        found: list[list[Part]] = [[part] for part in parts if not self._sources(part)]
+        sources = {part: self._sources(part) for part in parts}
+        spans = sorted(((min(places), max(places), part) for part, places in sources.items() if places), key=_of)
+        # Where it is not known which batch sent them, they were read before.
+        found = [[part] for part, places in sources.items() if not places]
         last: Place | None = None
         for first, end, part in spans:
             if last is None or first > last:
@@ -244,23 +255,34 @@ class Batches:
         manifest = part.batch.replay.after
         if not part.upstream:
             return frozenset([self._line.place(manifest)])
-        return self._sources_of(manifest.app, part.upstream, part.version) if part.version else frozenset()
+        if not part.version:
+            return frozenset()
+        try:
+            return self._sources_of(manifest.app, part.upstream, part.version)
+        except NotFound:
+            # Versions further up were collected: what is left of the order is that of the commits that sent the parts.
+            return frozenset(
+                [self._line.place(history.read(self.program.store, manifest.app, part.upstream, part.version))]
+            )
 
     def _sources_of(self, app: str, stage: str, version: int) -> frozenset[Place]:
         """The places of the commits with which the records came into the app that a version is made of."""
+        if (stage, version) not in self._places:
+            self._places[stage, version] = frozenset(self._places_of(app, stage, version))
+        return self._places[stage, version]
+
+    def _places_of(self, app: str, stage: str, version: int) -> Iterator[Place]:
         store = self.program.store
         after = history.read(store, app, stage, version)
         before = history.before(store, after)
-        found = set[Place]()
         for name, end in after.inputs.items():
             start = before.inputs.get(name) if before is not None else None
             if not end.upstream:
                 if end.rows:
-                    found.add(self._line.place(after))
+                    yield self._line.place(after)
                 continue
             for sent in history.between(store, app, end.upstream, start.version if start else 0, end.version):
-                found |= self._sources_of(app, sent.stage, sent.version)
-        return frozenset(found)
+                yield from self._sources_of(app, sent.stage, sent.version)
 
 
 def _of(span: tuple[Place, Place, Part]) -> tuple[Place, Place]:
@@ -371,7 +393,10 @@ class Choice:
         if key not in self._rows:
             replay, (numbers, new) = batch.of_output(key[1]), self._of(batch)
             taken = numbers[numbers < replay.count]
-            if not new:
+            if not new and not len(taken):
+                # Of no records a stage's function is not asked.
+                self._rows[key] = replay.rows().slice(0, 0)
+            elif not new:
                 self._rows[key] = replay.rows(None if len(taken) == replay.count else taken)
             else:
                 inputs = {

@@ -190,11 +190,12 @@ class Search(BadBatch):
             for first in (earlier, [*earlier, *rest]):
                 if self.is_bad(chosen(first)):
                     break
-                if self.is_bad(chosen([*first, *mine])):
-                    turned = turning_point(
-                        len(mine), lambda count, first=first, mine=mine: self.is_bad(chosen([*first, *mine[:count]]))
-                    )
-                    part, number = items[mine[turned]]
+
+                def is_bad(count: int, first: list[int] = first, mine: list[int] = mine) -> bool:
+                    return self.is_bad(chosen([*first, *mine[:count]]))
+
+                if is_bad(len(mine)):
+                    part, number = items[mine[turning_point(len(mine), is_bad)]]
                     tied.append(part.batch.address(number))
                     break
         self.replays = begun

@@ -92,12 +92,11 @@ def behind(
         keys = search.keys_between(search.cut(found.before), search.cut(found.until))
         guilty = dataclasses.replace(guilty, keys=keys)
         if last:
-            of_key = search.relevant
-            return dataclasses.replace(guilty, of_key=search.root.count if of_key is None else len(of_key))
-        records, is_complete = bad_records(search, found)
-        others = int(np.count_nonzero(records["alone"].to_numpy(zero_copy_only=False))) - found.alone
-        known = others if is_complete else None
-        return dataclasses.replace(guilty, records=records, is_complete=is_complete, others=known)
+            reached = search.relevant
+            return dataclasses.replace(guilty, of_key=0 if reached is None else len(reached))
+        records, is_complete, alone = bad_records(search, found)
+        others = None if alone is None else alone - found.alone
+        return dataclasses.replace(guilty, records=records, is_complete=is_complete, others=others)
     except Exception as error:
         # The record is proved: what it did cannot be told.
         return dataclasses.replace(guilty, reason=guilty.reason or f"what else it did is not known: {reason_of(error)}")

@@ -22,8 +22,8 @@ from ...moments.diff.candidates import changed_keys
 from ...moments.diff.key_changes import KeyChanges
 from ...moments.diff.stored_rows import TableSide
 from ...moments.diff.versions import Ancestry
-from ...search.predicate import Context, Predicate
-from ...search.verdict import MAX_ROWS, Address, NoRecord
+from ...search.predicate import Context, Predicate, Skip, Wanted
+from ...search.verdict import MAX_ROWS, Address, CannotProve, NoRecord
 from ...store.sst import ttl
 from ...store.sst.types import DUE, EXPIRES, HASH, SEQ
 from ...store.versions.manifest import Manifest
@@ -76,9 +76,14 @@ class BadBatch:
         return dataclasses.replace(self.bad, stages={**self.bad.stages, self.root.replay.after.stage: manifest})
 
     def is_bad_at(self, cut: Cut) -> bool:
-        """Whether the predicate says that a moment is bad. Raises as `Predicate.rows`."""
+        """Whether the predicate says that a moment is bad. Raises as `Predicate.rows`, `CannotProve` for a skip."""
         program = self.batches.program
-        return bool(self.predicate.rows(Context(program.store, program.cache, cut), 1).num_rows)
+        try:
+            return bool(self.predicate.rows(Context(program.store, program.cache, cut), 1).num_rows)
+        except Skip as error:
+            raise CannotProve(f"the predicate cannot judge what a replay gives: {error}") from error
+        except Wanted:
+            raise CannotProve("it was said by hand which moments are bad, which is not asked of replays") from None
 
     def is_bad(self, chosen: Chosen, only: Numbers | None = None) -> bool:
         """Whether it is bad with these records only. Raises as replays do."""

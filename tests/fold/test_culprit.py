@@ -6,7 +6,7 @@ from math import ceil, log2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.fold.culprit import Items, TooMany, culprits, smallest, turning_point
+from slackwater.fold.culprit import Items, TooMany, culprits, first_turn, last_turn, smallest, turning_point
 
 
 class Trials:
@@ -85,6 +85,32 @@ def test_a_sequence_that_turns_several_times_is_answered_with_one_of_the_turns(s
     at = turning_point(len(states) - 1, lambda number: states[number])
     assert not states[at]
     assert states[at + 1]
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(0, 50))
+def test_of_few_beginnings_the_first_that_is_bad_is_found_and_of_others_a_turn(states: list[bool], scan: int) -> None:
+    states = [False, *states, True]
+    at = first_turn(len(states) - 1, lambda size: states[size], scan=scan)
+    assert not states[at]
+    assert states[at + 1]
+    if len(states) - 1 <= scan:
+        assert at + 1 == states.index(True)
+
+
+@given(st.lists(st.booleans(), max_size=200), st.integers(1, 200))
+def test_the_last_turn_is_one_and_the_last_of_all_where_the_end_is_reached(states: list[bool], stays: int) -> None:
+    states = [False, *states, True]
+    at = last_turn(len(states) - 1, lambda size: states[size])
+    assert not states[at]
+    assert states[at + 1]
+    if not states[-2]:
+        assert at == len(states) - 2
+    # What turns once is found exactly.
+    once = [False] * len(states) + [True] * stays
+    asked: list[int] = []
+    assert last_turn(len(once) - 1, lambda size: asked.append(size) or once[size]) == len(states) - 1  # type: ignore[func-returns-value]
+    assert not {0, len(once) - 1} & set(asked)
+    assert len(asked) <= 2 * ceil(log2(len(once))) + 1
 
 
 @given(st.integers(1, 40), st.data())

@@ -1,0 +1,276 @@
+"""Several bad records in one batch, on the real broker and Spark: the first in the app's order is named, and all."""
+
+import json
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import slackwater as sw
+from confluent_kafka import Message, Producer
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from slackwater import instants
+from slackwater.moments.query.columns import parse_key
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.replay.program import open_program
+from slackwater.pipeline.replay.record import find_record, why
+from slackwater.pipeline.replay.what_if import BadBatch
+from slackwater.search.predicate import Where
+from slackwater.search.search import bisect
+from slackwater.search.verdict import Guilty, Verdict
+from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+T0 = 1_760_000_000_000
+ROW = "k string, n long, amount string, ts long, shop string"
+EVEN = 3
+"""Partitions of the topic whose records have one time."""
+
+
+def parsed(messages: DataFrame) -> DataFrame:
+    rows = messages.select(F.from_json(F.col("value").cast("string"), ROW).alias("r")).select("r.*")
+    return rows.where("k is not null").withColumn("at", F.timestamp_millis("ts")).withWatermark("at", "1 minute")
+
+
+def shop(name: str, topic: str) -> sw.App:
+    """Three hops: `parse`, then tables by `k` of several kinds, and `enrich` before a table by `shop`."""
+    app = sw.App(name)
+    app.stage(name="parse", reads=sw.topic(topic), writes=sw.repartition("by-k", key="k", partitions=2))(parsed)
+    app.stage(
+        name="win", reads="by-k", key=["k", "w"], state=sw.aggregate(n=sw.count(), last_n=sw.max("n")),
+        event_time=sw.event_time(late="table"),
+    )(lambda rows: rows.withColumn("w", F.window("at", "1 minute")))  # fmt: skip
+    app.stage(
+        name="sums", reads="by-k", state=sw.aggregate(n=sw.count(), cents=sw.sum("cents")), on_error="reject"
+    )(lambda rows: rows.withColumn("cents", F.expr("cast(amount as long)")))  # fmt: skip
+    app.stage(
+        name="recent", reads="by-k", state=sw.aggregate(n=sw.count(), last_n=sw.max("n")),
+        table=sw.table(ttl="45 seconds"),
+    )(lambda rows: rows)  # fmt: skip
+    app.stage(name="enrich", reads="by-k", writes=sw.repartition("by-shop", key="shop", partitions=2))(
+        lambda rows: rows.withColumn("large", F.expr("try_cast(amount as long) > 1000"))
+    )
+    app.stage(name="shops", reads="by-shop", key="shop", state=sw.aggregate(n=sw.count(), most=sw.max("n")))(
+        lambda rows: rows
+    )
+    return app
+
+
+@dataclass
+class History:
+    """An app that ran over records, and where each of these is; told apart by `n`."""
+
+    bootstrap: str
+    folder: Path
+    partitions: int = 1
+    name: str = field(default_factory=lambda: f"shop-{uuid4().hex[:8]}")
+    at: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.topic = f"{self.name}-orders"
+        open_kafka(self.bootstrap).create_topics({self.topic: self.partitions})
+        self.app, self.store = shop(self.name, self.topic), str(self.folder / "store")
+        self.cache = SstCache(self.folder / "cache", 1 << 30)
+
+    def run(self, rows: Sequence[dict[str, Any]], *, max_records: int | None = None) -> None:
+        """Send rows, each to the partition and with the time that it names, and let all stages read them."""
+        producer = Producer({"bootstrap.servers": self.bootstrap})
+        for row in rows:
+            values = {"k": "k00", "amount": "5", "ts": T0, "shop": "s0"} | row
+
+            def sent(_error: object, message: Message, n: int = row["n"]) -> None:
+                self.at[n] = f"{message.topic()}[{message.partition()}]@{message.offset()}"
+
+            producer.produce(
+                self.topic, json.dumps(values).encode(), partition=row.get("partition", 0), on_delivery=sent,
+                key=values["k"].encode(), timestamp=row.get("sent", T0 + row["n"]),
+            )  # fmt: skip
+        assert producer.flush(30) == 0
+        self.app.run(store=self.store, kafka=self.bootstrap, until_caught_up=True, max_records=max_records)
+
+    def verdict(self, where: str, **ends: str) -> Verdict:
+        return bisect(open_store(self.store), self.cache, self.name, where, **ends)
+
+    @contextmanager
+    def program(self, app: sw.App | None = None):
+        with open_program(app or self.app, open_store(self.store), self.cache, open_kafka(self.bootstrap)) as program:
+            yield program
+
+    def behind(self, where: str, **ends: str) -> Guilty:
+        with self.program() as program:
+            return find_record(program, self.verdict(where, **ends), Where(where))
+
+
+def named(found: Guilty) -> str:
+    assert found.message is not None, found
+    assert found.proved
+    assert not found.reason
+    return str(found.message.address)
+
+
+def bad(found: Guilty) -> list[str]:
+    """The bad records, with an asterisk after those that are bad by themselves."""
+    assert found.records is not None
+    return [
+        f"{row['topic']}[{row['partition']}]@{row['offset']}{'*' if row['alone'] else ''}"
+        for row in found.records.to_pylist()
+    ]
+
+
+def small(n: int, k: int, minute: float, amount: str = "5", **more: Any) -> dict[str, Any]:
+    return {"n": n, "k": f"k{k:02d}", "ts": T0 + int(minute * 60_000), "amount": amount, **more}
+
+
+@pytest.fixture(scope="module")
+def one_partition(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> History:
+    """Three runs of one partition: late rows, rejected records, rows that expire, and large ones in the third."""
+    history = History(kafka.bootstrap, tmp_path_factory.mktemp("one"))
+    with pytest.MonkeyPatch.context() as patch:
+        history.run([small(n, n, n / 600) for n in range(100)])
+        now_ms = instants.now_ms
+        patch.setattr(instants, "now_ms", lambda: now_ms() + 60_000)
+        history.run([small(100 + k, k, 10 + k / 600, "five" if k == 25 else "7") for k in range(40)])
+        rows = [small(140 + n, n % 20, 11 + n / 600, "x" if n == 30 else "1") for n in range(60)]
+        for n, k in ((5, 1), (7, 0), (15, 1), (19, 0), (25, 1)):
+            rows[n] = small(140 + n, k, 0.1)
+        for n in (41, 44, 52):
+            rows[n] |= {"n": 10_000 + n, "sent": T0 + 140 + n, "shop": f"s{n}"}
+        history.run(rows)
+    return history
+
+
+def test_of_several_late_records_the_first_of_the_partition_is_named(one_partition: History) -> None:
+    found = one_partition.behind("FROM win_late")
+    assert named(found) == one_partition.at[145]
+    assert [hop.stage for hop in found.hops] == ["win_late", "win", "parse"]
+    assert bad(found) == [f"{one_partition.at[140 + n]}*" for n in (5, 7, 15, 19, 25)]
+
+
+@pytest.mark.parametrize("table", ["shops", "recent"])
+def test_of_several_large_ones_over_two_or_three_hops_the_first_is_named(one_partition: History, table: str) -> None:
+    found = one_partition.behind(f"FROM {table} WHERE {'most' if table == 'shops' else 'last_n'} >= 10000")
+    assert named(found) == one_partition.at[10_041]
+    assert len(found.hops) == (3 if table == "shops" else 2)
+    assert bad(found) == [f"{one_partition.at[10_000 + n]}*" for n in (41, 44, 52)]
+    assert found.others == 2
+    assert found.is_complete
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "FROM sums_rejected",
+        "SELECT error, count(*) AS c FROM sums_rejected GROUP BY error",
+        "SELECT s.k FROM sums s, sums_rejected r WHERE s.n > 0 AND r.error <> '' AND s.k = 'k25'",
+    ],
+)
+def test_a_rejected_record_is_what_the_table_beside_says(one_partition: History, where: str) -> None:
+    found = one_partition.behind(where)
+    assert named(found) == one_partition.at[125]
+    assert bad(found)[0].startswith(one_partition.at[125])
+
+
+def test_a_rejected_record_in_the_batch_neither_stops_the_way_nor_is_blamed(one_partition: History) -> None:
+    # It was 5 in the first run, and is 7 more in the second.
+    found = one_partition.behind("SELECT k FROM sums WHERE k = 'k30' AND cents >= 12")
+    assert named(found) == one_partition.at[130]
+
+
+def test_rows_that_expire_are_no_records_doing(one_partition: History) -> None:
+    where = "SELECT count(*) AS c FROM recent HAVING count(*) < 90"
+    good = next(
+        f"{one_partition.name}/recent@v{n}" for n in range(1, 20) if sum_of(one_partition, f"recent@v{n}") == 100
+    )
+    found = one_partition.behind(where, good=good)
+    assert found.message is None
+    assert found.no_record is not None
+    assert found.no_record.by == "clock"
+    assert found.no_record.expired.num_rows == 100
+    assert {row["k"] for row in found.no_record.expired.to_pylist()} == {f"k{k:02d}" for k in range(100)}
+    assert found.no_record.stage == "recent"
+
+
+def sum_of(history: History, ref: str) -> int:
+    from slackwater.moments.cut.resolve import resolve
+    from slackwater.moments.query.sql import connect, run_query
+
+    store = open_store(history.store)
+    with connect(store, history.cache, resolve(store, f"{history.name}/{ref}", now_ms=0)) as connection:
+        return int(run_query(connection, "SELECT count(*) FROM recent").column(0)[0].as_py())
+
+
+def test_a_keys_change_says_how_many_records_reach_it(one_partition: History) -> None:
+    verdict = one_partition.verdict("SELECT k FROM recent WHERE k = 'k04' AND last_n > 139")
+    with one_partition.program() as program:
+        found = why(
+            program, "recent", verdict.bad_version, parse_key("recent", verdict.bad.stages["recent"].table, ["k04"])
+        )
+    assert named(found) == one_partition.at[10_044]
+    assert found.of_key == 3
+
+
+def test_the_batch_without_records_and_with_another_program(one_partition: History) -> None:
+    where = Where("FROM shops WHERE most >= 10000")
+    verdict = one_partition.verdict(where.sql)
+    with one_partition.program() as program:
+        batch = BadBatch.of(program, where, verdict.bad, verdict.stage, verdict.keys)
+        addresses = {
+            n: next(
+                part.batch.address(number)
+                for part, numbers in batch.source_records().items()
+                for number in numbers.tolist()
+                if str(part.batch.address(number)) == one_partition.at[10_000 + n]
+            )
+            for n in (41, 44, 52)
+        }
+        assert batch.with_none() is None
+        assert batch.is_bad_without([addresses[41]])
+        assert not batch.is_bad_without(list(addresses.values()))
+
+
+TIED = 8
+
+
+@pytest.fixture(scope="module")
+def partitions(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> History:
+    """Two runs of three partitions: all records of the second have one time, but for those with a `sent`."""
+    history = History(kafka.bootstrap, tmp_path_factory.mktemp("three"), EVEN)
+    history.run([small(n, n % 10, 0, partition=n % EVEN) for n in range(60)])
+    later = {"sent": T0 + 1_000}
+    rows = [small(100 + n, n % 10, 1, partition=n % EVEN, **later) for n in range(60)]
+    # Of one time in two partitions; a third is later in the order of its partition.
+    for n in (30, 31, 36):
+        rows[n] |= {"n": 10_000 + n, "k": "k77", "shop": "s7"}
+    # By their own time the second came before the first.
+    rows[50] |= {"n": 20_050, "k": "k88", "sent": T0 + 1_500}
+    rows[58] |= {"n": 20_058, "k": "k88", "sent": T0 + 1_400, "partition": 0}
+    # Earlier by its own time than one before it in its partition.
+    rows[52] |= {"n": 30_052, "k": "k99", "sent": T0 + 1_900}
+    rows[55] |= {"n": 30_055, "k": "k99", "sent": T0 + 900}
+    history.run(rows)
+    return history
+
+
+def test_of_one_time_in_several_partitions_it_is_one_of_those(partitions: History) -> None:
+    found = partitions.behind("FROM shops WHERE most BETWEEN 10000 AND 19999")
+    first = {partitions.at[10_030], partitions.at[10_031]}
+    assert {named(found), *map(str, found.tied)} == first
+    assert {each.rstrip("*") for each in bad(found)} == {*first, partitions.at[10_036]}
+
+
+def test_between_partitions_the_earlier_record_is_named(partitions: History) -> None:
+    found = partitions.behind("FROM recent WHERE last_n BETWEEN 20000 AND 29999")
+    assert named(found) == partitions.at[20_058]
+    assert not found.tied
+
+
+def test_within_a_partition_offsets_are_the_order_whatever_the_times(partitions: History) -> None:
+    found = partitions.behind("FROM recent WHERE last_n BETWEEN 30000 AND 39999")
+    assert named(found) == partitions.at[30_052]
