@@ -31,6 +31,9 @@ from .flips import scan_if_cheap
 from .predicate import ByHand, Predicate, Where
 from .verdict import MAX_ROWS, Answer, Evaluation, Flip, Flips, Verdict, VersionRange
 
+_MOST_MIDDLES = 64
+"""Moments that are asked for to see whether every one was looked at; where there are more, one was not."""
+
 Edge = Literal["", "first", "last"]
 """Which change from good to bad is meant, where there are several: the one that is found, the first or the last."""
 
@@ -120,8 +123,17 @@ def _seen_all(evaluator: Evaluator, searched: Between) -> bool:
         return False
     cuts = [step.cut for step in evaluator.evaluated.values() if length(step.cut) <= length(searched.high)]
     cuts = sorted([searched.low, searched.high, *cuts], key=length)
-    cuts = [cut for cut in cuts if length(cut) >= length(searched.low)]
-    return all(replace(searched, low=low, high=high).middle() is None for low, high in pairwise(cuts))
+    waiting = [*pairwise(cut for cut in cuts if length(cut) >= length(searched.low))]
+    for _ in range(_MOST_MIDDLES):
+        if not waiting:
+            return True
+        low, high = waiting.pop()
+        if (middle := replace(searched, low=low, high=high).middle()) is None:
+            continue
+        if evaluator.between.content(middle) not in evaluator.evaluated:
+            return False
+        waiting += [(low, middle), (middle, high)]
+    return False
 
 
 @dataclass(frozen=True, slots=True)

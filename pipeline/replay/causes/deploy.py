@@ -44,6 +44,12 @@ class Deploys:
     """What is to be said of a change that is not the cause, or not known to be; empty where there was none."""
 
 
+def is_given(program: LoadedProgram, others: Sequence[LoadedProgram], change: ProgramChange) -> bool:
+    """Whether the program before a change is one of these."""
+    ran = [program_of(each.app) for each in (program, *others)]
+    return any(each is not None and each.checksum == change.before.checksum for each in ran)
+
+
 def of_deploy(trial: Trial, others: Sequence[LoadedProgram], guilty: Guilty) -> Deploys:
     """Whether the program's change is the cause. `others` are the programs that were given beside the trial's."""
     changes = _changes(trial, guilty)
@@ -105,8 +111,11 @@ def _with_new(trial: Trial, change: ProgramChange, guilty: Guilty) -> Deploys:
     otherwise = ""
     for after in _earlier(trial, change, keys):
         try:
+            cut = trial.line.up_to(after)
+            if trial.bad_with(after, cut):
+                continue
             manifest = Swapped(trial.program).manifest(after)
-            if trial.bad_with(manifest, trial.line.up_to(after)):
+            if trial.bad_with(manifest, cut):
                 ref = f"{after.stage}@v{after.version}"
                 because = f": with the new one {ref} is bad as well, which was good"
                 return Deploys(deploy(change, how="older batches", proved=True, because=because))

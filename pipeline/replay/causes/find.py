@@ -8,14 +8,14 @@ from functools import partial
 
 from ....search.absences import untouched
 from ....search.causes import Behind, Cause, unknown
-from ....search.deploys import guess
+from ....search.deploys import change_before, guess
 from ....search.predicate import Predicate
 from ....search.verdict import Address, Guilty, Hop, Verdict
 from ...spark.user_errors import reason_of
 from ..program import LoadedProgram
 from ..record import find_record
 from .absence import of_absence
-from .deploy import of_deploy, with_program_before
+from .deploy import is_given, of_deploy, with_program_before
 from .duplicate import of_duplicate
 from .operation import of_edit, of_reset
 from .time import of_held_clock, of_no_record
@@ -43,7 +43,7 @@ def find_cause(
     if guilty.message is None:
         deployed = partial(_deployed, trial, others, guilty)
         cause, _ = _asked([partial(with_program_before, trial), partial(of_dropped, trial), deployed])
-        return Behind(cause or _guess(trial) or unknown(guilty.reason), guilty)
+        return Behind(cause or _guess(trial, others) or unknown(guilty.reason), guilty)
     cause, failed = _asked(_before_the_record(trial, guilty))
     if cause is not None:
         return Behind(cause, guilty)
@@ -105,13 +105,13 @@ def _before_the_record(trial: Trial, guilty: Guilty) -> Iterator[Callable[[], Ca
 
     yield partial(of_reset, trial, guilty)
     yield partial(of_late_table, trial, guilty)
+    yield partial(of_held_clock, trial, guilty)
     yield absent
 
 
 def _of_the_record(trial: Trial, guilty: Guilty) -> Iterator[Callable[[], Cause | None]]:
     """Classes that say why the record was bad, as the program was the same."""
     yield partial(of_edit, trial, guilty)
-    yield partial(of_held_clock, trial, guilty)
     yield partial(of_dropped, trial)
     yield partial(of_duplicate, trial, guilty)
 
@@ -134,8 +134,12 @@ def _deployed(trial: Trial, others: Sequence[LoadedProgram], guilty: Guilty) -> 
     return of_deploy(trial, others, guilty).cause
 
 
-def _guess(trial: Trial) -> Cause | None:
+def _guess(trial: Trial, others: Sequence[LoadedProgram]) -> Cause | None:
+    """That the commit is the first one of a new program, where the one before was not given; else None."""
     try:
+        change = change_before(trial.program.store, trial.commit)
+        if change is None or is_given(trial.program, others, change):
+            return None
         return guess(trial.program.store, trial.verdict)
     except Exception:
         return None

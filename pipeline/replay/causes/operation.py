@@ -31,7 +31,9 @@ def of_reset(trial: Trial, guilty: Guilty) -> Cause | None:
             spans = [(end, start) for start, end in zip(reset.starts, reset.ends, strict=True)]
             first, last = spans[at.partition] if at.partition < len(spans) else (0, 0)
             if reset.version < after.version and first <= at.offset < last:
-                then = f"; {at}, which had been read before, was read again after it"
+                then = (
+                    f"; {trial.commit.stage}@v{trial.commit.version} is made of records that were read again after it"
+                )
                 made = history.find(store, app, reader.stage, reset.version)
                 return operation(store, made, then=then) if made is not None else None
     return None
