@@ -10,14 +10,14 @@ Of a change of a key, what is bad is that the row is as it was committed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from ...errors import Gone
-from ...fold.culprit import turning_point
+from ...fold.culprit import TooMany, failing_alone, turning_point
 from ...moments.cut.graph import Cut
 from ...moments.cut.lineage import Window, direct, losses
 from ...moments.diff.candidates import changed_keys
@@ -29,11 +29,17 @@ from ...store.read.multi_get import multi_get
 from ...store.sst.hashing import hash_keys
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
+from ..batch.rerun import Numbers
 from ..spark.user_errors import reason_of
-from .alone import bad_records
-from .batches import Choice, Part, why_different
-from .first import Found, Search
+from .batches import Batch, Choice, Part, why_different
+from .first import Found, Queue, Search
 from .program import LoadedProgram
+from .what_if import Item, by_part
+
+_MOST_ALONE = 1_000
+"""Records that are looked for by trying groups of them; where Spark says which row is whose, there is no bound."""
+_MOST_REPLAYS = 100
+"""Groups that are tried for them; an eighth, where Spark computes batches anew or a program of the user's is asked."""
 
 
 def find_record(
@@ -94,7 +100,7 @@ def behind(
         if last:
             reached = search.relevant
             return dataclasses.replace(guilty, of_key=0 if reached is None else len(reached))
-        records, is_complete, alone = bad_records(search, found)
+        records, is_complete, alone = _bad_records(search, found)
         others = None if alone is None else alone - found.alone
         return dataclasses.replace(guilty, records=records, is_complete=is_complete, others=others)
     except Exception as error:
@@ -167,7 +173,7 @@ def _hops(search: Search, found: Found) -> Iterator[Hop]:
 
 
 def _candidates(search: Search, part: Part) -> int:
-    some = search.reach(part)
+    some = search.reach(part, search.relevant)
     return len(part.numbers) if some is None else len(some)
 
 
@@ -184,7 +190,7 @@ def _received(search: Search, found: Found, part: Part, with_: Choice, without: 
     """The record of a part as which the one that was found, or what a state made of it, was received."""
     begun = search.replays
     gained = np.setdiff1d(with_.of_part(part), without.of_part(part))
-    if (reached := search.reach(part)) is not None and len(np.intersect1d(gained, reached)):
+    if (reached := search.reach(part, search.relevant)) is not None and len(np.intersect1d(gained, reached)):
         gained = np.intersect1d(gained, reached)
     base = without.of_part(part)
     if not len(gained):
@@ -200,6 +206,129 @@ def _received(search: Search, found: Found, part: Part, with_: Choice, without: 
     finally:
         # What is asked for that is no part of the search.
         search.replays = begun
+
+
+def _bad_records(search: Search, found: Found) -> tuple[pa.Table, bool, int | None]:
+    """The bad records of the batch, in the app's order, and whether all that are bad by themselves are among them.
+
+    And how many are bad by themselves: where not all are found, so many that the batch itself read; None where that is
+    not known. For the columns see `Guilty.records`. What is not found for an error, or in so many replays, is left out.
+    """
+    alone, is_complete, count = _bad_alone(search, found)
+    named = (found.part, found.number)
+    if found.alone and named not in alone:
+        alone.append(named)
+    together = [*(found.needs or ()), named] if not found.alone else []
+    items = {**dict.fromkeys(together, False), **dict.fromkeys(alone, True)}
+    return _table(search, items), is_complete, sum(items.values()) if is_complete else count
+
+
+def _bad_alone(search: Search, found: Found) -> tuple[list[Item], bool, int | None]:
+    """The records that are bad by themselves, as far up as batches were replayed; and whether these are all.
+
+    And how many records of the bad batch itself are, where that is known.
+    """
+    begun, count = search.replays, None
+    try:
+        known = search.alone
+        if known is None:
+            some, are_all = _by_groups(search, [found.part])
+            # Other parts may have some, too.
+            return some, are_all and len(search.root.parts) == 1, None
+        count = len(known)
+        return *_sources(search, [(part, np.intersect1d(part.numbers, known)) for part in search.root.parts]), count
+    except Exception:
+        return [], False, count
+    finally:
+        # What is asked for that is no part of the search.
+        search.replays = begun
+
+
+def _sources(search: Search, waiting: list[tuple[Part, Numbers]]) -> tuple[list[Item], bool]:
+    """The records of users' topics of which records of a batch are made; and whether each was traced up to there."""
+    found, is_complete = list[Item](), True
+    while waiting:
+        part, numbers = waiting.pop()
+        if not len(numbers):
+            continue
+        if not part.upstream:
+            found += [(part, number) for number in numbers.tolist()]
+            continue
+        try:
+            sender = search.batches.expand(part)
+        except Exception:
+            # Not replayed: the rows that it sent are what is known.
+            found += [(part, number) for number in numbers.tolist()]
+            is_complete = False
+            continue
+        if part.of_rows is None:
+            some, are_all = _by_groups(search, sender.parts)
+            waiting += by_part(some).items()
+            is_complete &= are_all
+            continue
+        replay = sender.of_output(part.name)
+        records = replay.record_of(replay.rows())[np.isin(part.of_rows, numbers)]
+        waiting += [(each, np.intersect1d(each.numbers, records)) for each in sender.parts]
+    return list(dict.fromkeys(found)), is_complete
+
+
+def _by_groups(search: Search, parts: Sequence[Part]) -> tuple[list[Item], bool]:
+    """Of the records of these parts those that are bad by themselves, by trying groups of them."""
+    items = [(part, number) for part in parts for number in part.numbers.tolist()]
+    begun = search.replays
+    known = all(batch.replay.knows_records for batch in search.batches.known.values())
+    is_cheap = known and bool(search.predicate.sql)
+    most = _MOST_REPLAYS if is_cheap else _MOST_REPLAYS // 8
+
+    def fails(groups: Sequence[Numbers]) -> list[bool]:
+        if search.replays - begun + len(groups) > most:
+            raise TooMany([])
+        return [search.is_bad(by_part(items[at] for at in group.tolist())) for group in groups]
+
+    try:
+        every = np.arange(len(items), dtype=np.int64)
+        if not fails([every])[0]:
+            return [], True
+        return [items[at] for at in failing_alone(every, fails, _MOST_ALONE)], True
+    except TooMany:
+        return [], False
+
+
+def _table(search: Search, items: dict[Item, bool]) -> pa.Table:
+    """Records as `Guilty.records` has them."""
+    by_batch: dict[Batch, list[Item]] = {}
+    for part, number in items:
+        by_batch.setdefault(part.batch, []).append((part, number))
+    rows = list[tuple[object, ...]]()
+    ordered = [part for cluster in search.batches.clusters([part for part, _ in items]) for part in cluster]
+    for batch in dict.fromkeys(part.batch for part in ordered):
+        for part, number in _in_order(by_batch[batch]):
+            at, records = batch.address(number), batch.replay.records[part.name]
+            key = None if records.upstream else batch.value(part.name, number, "key")
+            time_ms = int(batch.place["_time"][number].as_py())
+            rows.append((at.topic, at.partition, at.offset, at.row, time_ms, key, items[part, number]))
+    columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), _RECORDS, strict=True)]
+    return pa.Table.from_arrays(columns, schema=_RECORDS) if rows else _RECORDS.empty_table()
+
+
+def _in_order(items: Sequence[Item]) -> list[Item]:
+    """Records of one batch in the app's order."""
+    chosen = by_part(items)
+    queue = Queue.of_parts(tuple(chosen))
+    return [queue[place] for place in queue.places(chosen).tolist()]
+
+
+_RECORDS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("row", pa.int32()),
+        ("time", pa.timestamp("ms", "UTC")),
+        ("key", pa.binary()),
+        ("alone", pa.bool_()),
+    ]
+)
 
 
 def _message(program: LoadedProgram, address: Address) -> SourceMessage:

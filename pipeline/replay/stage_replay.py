@@ -20,7 +20,6 @@ from ...fold.failing import RECORD
 from ...fold.step import Step
 from ...moments.diff.stored_rows import TableSide
 from ...moments.query.row_local import differing
-from ...search.verdict import Address
 from ...store.read.multi_get import LookUps
 from ...store.sst import ttl
 from ...store.sst import writer as sst
@@ -156,21 +155,6 @@ class StageReplay:
         """How many records it read."""
         return sum(map(len, self.numbers.values()))
 
-    def address(self, number: int) -> Address:
-        """Where a record is in Kafka."""
-        _, records, at = self._at(number)
-        partition, offset, row = (int(records.place[name][at].as_py()) for name in records.place.column_names[:3])
-        return Address(records.topic, partition, offset, row if records.upstream else None)
-
-    def sender(self, number: int) -> tuple[str, str, int]:
-        """The input of a record, the stage that wrote it and its version; empty and 0 for a user's topic."""
-        name, records, at = self._at(number)
-        return name, records.upstream, int(records.versions[at])
-
-    def numbers_of(self, name: str, version: int) -> Numbers:
-        """The records that a version sent on an input, ascending."""
-        return np.sort(self.numbers[name][self.records[name].versions == version])
-
     def inputs(self, chosen: Numbers) -> dict[str, pa.Table]:
         """Some records, in the order of their numbers, as the function gets them."""
         rows = {name: np.intersect1d(mine, chosen, return_indices=True)[1] for name, mine in self.numbers.items()}
@@ -284,11 +268,6 @@ class StageReplay:
     def clock_ms(self) -> int:
         """By which rows of the table are expired while the batch is merged."""
         return ttl.batch_clock_ms(self.before, self.after.clock_ms)
-
-    def _at(self, number: int) -> tuple[str, Records, int]:
-        """The input of a record, and its row there."""
-        name = next(name for name, mine in self.numbers.items() if number in mine)
-        return name, self.records[name], int(np.flatnonzero(self.numbers[name] == number)[0])
 
     def _function(self, inputs: Mapping[str, pa.Table], numbers: Mapping[str, Numbers]) -> tuple[pa.Table, bool]:
         """What the function makes of records by number, as `Rerun.table`. Spark's errors where it fails in a task."""

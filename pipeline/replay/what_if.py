@@ -29,6 +29,7 @@ from ...store.sst.types import DUE, EXPIRES, HASH, SEQ
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import table_of, tables_of
 from ..batch.rerun import Numbers
+from .alone import bad_alone, bad_beside
 from .batches import Batch, Batches, Choice, Part
 from .program import LoadedProgram
 from .stage_replay import StageReplay, of_keys
@@ -180,17 +181,22 @@ class BadBatch:
             every, beside = of_keys(every, self.changed.changed().keys), beside[:1]
         return np.unique(np.concatenate([replay.record_of(every), *beside]))
 
-    def reach(self, part: Part) -> Numbers | None:
-        """The records of a part that may have to do with what is bad; None where that is not known."""
-        if self.relevant is None:
+    @cached_property
+    def alone(self) -> Numbers | None:
+        """The records of the bad batch that are bad by themselves; None where that is not known without trying."""
+        return bad_alone(self.root.replay, self.predicate) if self.own_table else bad_beside(self.root, self.predicate)
+
+    def reach(self, part: Part, wanted: Numbers | None) -> Numbers | None:
+        """The records of a part of which the `wanted` ones of the bad batch are made; None where that is not known."""
+        if wanted is None:
             return None
         if part.batch is self.root:
-            return np.intersect1d(part.numbers, self.relevant)
+            return np.intersect1d(part.numbers, wanted)
         found = [np.empty(0, np.int64)]
         for below in (each for batch in self.batches.known.values() for each in batch.parts):
             if below.sender is not part.batch:
                 continue
-            reached = self.reach(below)
+            reached = self.reach(below, wanted)
             if below.of_rows is None or reached is None:
                 return None
             replay = part.batch.of_output(below.name)
