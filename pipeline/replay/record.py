@@ -89,7 +89,7 @@ def behind(
     address = found.part.batch.address(found.number)
     if not reason:
         try:
-            message = _message(program, address)
+            message = message_at(program, address)
         except Exception as error:
             reason = reason_of(error)
     window = Window(address.topic, address.partition, address.offset, address.offset + 1)
@@ -331,7 +331,8 @@ _RECORDS = pa.schema(
 )
 
 
-def _message(program: LoadedProgram, address: Address) -> SourceMessage:
+def message_at(program: LoadedProgram, address: Address) -> SourceMessage:
+    """The record at an address. Raises `Gone`."""
     where = (address.topic, address.partition, address.offset, address.offset + 1)
     for (message,) in program.kafka.read(*where, patience_s=program.patience_s):
         headers = tuple((name, value) for name, value in message.headers() or ())

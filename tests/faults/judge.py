@@ -51,7 +51,12 @@ def truth(history: History, plant: Plant) -> Truth | None:
     turns = history.turns(plant.stage, plant.where, after)
     if not turns:
         return None
-    brought = {version: history.read_by(plant.stage, version, plant.guilty) for version in turns}
+    brought = {
+        # What waited in a state came before.
+        version: history.read_by(plant.stage, version, plant.guilty)
+        or history.read_up_to(plant.stage, version, plant.guilty)
+        for version in turns
+    }
     late = history.read_by(plant.stage, turns[0], plant.late)
     second = (
         manifest.version
