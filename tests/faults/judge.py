@@ -112,7 +112,9 @@ def _movers(history: History, plant: Plant, version: int, late: list[Record]) ->
     if not late:
         return []
     end = min(record.number("ts") // MINUTE_MS * MINUTE_MS + MINUTE_MS for record in late)
-    before = history.read_up_to(plant.stage, version - 1, orders)
+    # Late they were where the windows are, by what had been read there before.
+    found = next(each.version for each in history.versions("win") if history.read_by("win", each.version, late))
+    before = history.read_up_to("win", found - 1, orders)
     return [record for record in before if record.number("ts") - DELAY_MS >= end]
 
 

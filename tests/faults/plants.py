@@ -157,7 +157,7 @@ class Planter:
                 f"SELECT count(*) FROM win_late WHERE k = '{key}' HAVING count(*) > 0",
             )
         )
-        plant = Plant("watermark", "win", where, frozenset({"watermark"}), key=key)
+        plant = Plant("watermark", "win_late", where, frozenset({"watermark"}), key=key)
         phase = self.random.randint(0, 1)
         if self.random.random() < 0.5:
             # A record from later on closes the windows of all that come after it.

@@ -46,6 +46,8 @@ def main() -> int:
             for outcome in trial(broker.bootstrap, folder / str(seed), seed, names):
                 outcomes.append(outcome)
                 searched_s += outcome.took_s
+                if outcome.asked == NEVER_BAD:
+                    print(f"seed {seed}, {outcome.name}: {NEVER_BAD}", flush=True)
                 for what in outcome.wrong:
                     print(f"seed {seed}, {outcome.name}, {outcome.asked}: {what}\n  {outcome.repeat}", flush=True)
             print(f"seed {seed}: {time.monotonic() - began:.0f} s, {searched_s:.0f} of them searching", flush=True)
