@@ -97,8 +97,8 @@ class Found:
     """And with it."""
     earlier: list[Item]
     """Of those before it, the ones that may have to do with it."""
-    candidates: int
-    """How many records of its batch may have to do with what is bad."""
+    candidates: Chosen
+    """The records of its batch that may have to do with what is bad."""
     proved: bool
     """Whether replays of all records before it, and of these and the record, show that it turns bad with it."""
     alone: bool = True
@@ -194,7 +194,7 @@ class Search(BadBatch):
         part, number = queue[at]
         before, until = (chosen(everything[:end]) for end in (at, at + 1))
         earlier = [queue[place] for place in candidates[candidates < at].tolist()]
-        found = Found(part, number, before, until, earlier, len(candidates), proved=not self.reason)
+        found = Found(part, number, before, until, earlier, queue.chosen(candidates), proved=not self.reason)
         self.levels[-1].replays += self.replays - begun
         begun = self.replays
         if not self.last:

@@ -259,6 +259,16 @@ class StageReplay:
         names = [one.name for one in self.stage.emits_to]
         return emitted[names.index(self.output)] if len(emitted) > 1 else emitted[0]
 
+    def sent_records(self, rows: pa.Table) -> Numbers | None:
+        """The record of each row that `sent` gives of these; None where it is not known, or a state made the rows."""
+        if not self.knows_records:
+            return None
+        if self.shape.bound is None:
+            return self.record_of(rows)
+        if self.stage.late is not None and self.output == self.stage.late.name:
+            return self.record_of(self.step.split_late(rows)[1])
+        return None
+
     def late(self, rows: pa.Table) -> pa.Table:
         """Those of the function's rows that were late, as they went where the program says; it says so."""
         columns = self.shape.late
