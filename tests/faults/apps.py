@@ -12,6 +12,8 @@ from random import Random
 TABLES = ("totals", "ids", "win", "recent", "settled")
 CLOCK_TTL_S, EVENT_TTL_S = 4, 100
 """How long a row of `recent` lives: by the wall clock, or by the time in its records, which have one a second."""
+NEVER_RAN = 3
+"""The release that somebody may take for the one that ran."""
 BUG = "d"
 """With it the keys begin for which the second release computes the fee wrong."""
 
@@ -207,11 +209,10 @@ _MAKE_OPAQUE = "rows = opaque(rows)"
 
 
 def write(shape: Shape, file: Path, app: str, topic: str, release: int) -> Path:
-    """Write the program of a shape as this app; of its two releases, the second computes fees of some keys wrong."""
+    """Write the program of a shape as this app: release 1, 2, which computes fees of some keys wrong, or `NEVER_RAN`."""
     amount = "try_cast(amount as long)"
-    fee = f"{amount} div 100"
-    if release == 2:
-        fee = f"case when k like '{BUG}%' then {amount} else {fee} end"
+    right = f"{amount} div 100"
+    fee = {1: right, 2: f"case when k like '{BUG}%' then {amount} else {right} end", NEVER_RAN: f"{amount} div 10"}
     computes = 'rows = rows.withColumn("fee", F.expr(FEE))'
     body = {
         name: "; ".join(([_MAKE_OPAQUE] if name in shape.opaque else []) + ([computes] if name == shape.fee_in else []))
@@ -224,7 +225,7 @@ def write(shape: Shape, file: Path, app: str, topic: str, release: int) -> Path:
         "topic": topic,
         "words": f"number {shape.number}, {shape.hops} hops",
         "release": release,
-        "fee": fee,
+        "fee": fee[release],
         "state": shape.partitions[2],
         "channel": shape.partitions[1],
         "parsed": body["parse"] if shape.hops > 1 else "pass",

@@ -106,11 +106,14 @@ class History:
             producer.poll(0)
         assert producer.flush(60) == 0
 
+    def program(self, release: int) -> Path:
+        """The file of a release."""
+        file = self.folder / f"release{release}.py"
+        return file if file.exists() else apps.write(self.shape, file, "faults", self.app, release)
+
     def run(self, release: int) -> None:
         """Have the program of a release read all that is there, in batches of a size by chance."""
-        file = self.folder / f"release{release}.py"
-        if not file.exists():
-            apps.write(self.shape, file, "faults", self.app, release)
+        file = self.program(release)
         options = Options(
             store=str(self.folder / "store"),
             kafka=self.kafka.properties,

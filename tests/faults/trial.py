@@ -109,6 +109,7 @@ def judged(history: History, plant: Plant, seed: int, *, partial: bool) -> Itera
     if partial:
         first, last = history.ran[0], history.ran[-1]
         less = [("no program", []), ("no replay", ["--no-replay", *programs])]
+        less.append(("another program", ["--code", str(history.program(apps.NEVER_RAN))]))
         if first != last:
             less += [("the first program", ["--code", str(first)]), ("the last program", ["--code", str(last)])]
         asked.append(Random(f"asked {seed} {plant.name}").choice(less))
