@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 test test-all matrix collect test-without-servers test-with-servers: export OPENBLAS_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all matrix programs collect test-without-servers test-with-servers check format bench soak mutants clean
+.PHONY: help demo test test-all matrix programs collect test-without-servers test-with-servers check format bench soak faults mutants clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ soak: programs ## for hours: real apps whose stages are killed, 100,000 schedule
 	@$(BIN)/python -m pytest -q -m soak
 	@SLACKWATER_SCHEDULES=128 $(BIN)/python -m pytest -q --timeout 0 tests/chandy_lamport/test_laws.py tests/end_to_end/test_diamond_law.py
 	@SLACKWATER_PROFILE=nightly $(BIN)/python -m pytest -q --timeout 0 tests/models/test_state_model.py tests/models/test_gc_model.py tests/models/test_hostile_stores.py
+
+faults: $(READY) ## plant faults of each class in apps by chance: is each told for what it is? (SEEDS=20, CLASSES=deploy,join)
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.faults.run --seeds $(or $(SEEDS),20) --classes "$(CLASSES)"
 
 mutants: $(READY) ## each small change of protocol, commit, merging, planning, …: do the tests notice? (an hour or two)
 	@$(BIN)/python -m tests.mutation.run $(GROUPS)

@@ -55,6 +55,12 @@ def program(explanation: str, otherwise: str = "") -> Any:
     return option("FILE", f"{explanation} Default: [programs] of slackwater.toml{otherwise}.")
 
 
+def programs(explanation: str) -> Any:
+    """The option for the files of several programs."""
+    text = f"{explanation} May be repeated. Default: [programs] of slackwater.toml."
+    return option("FILE", text, name="--code")
+
+
 def span(
     explanation: str, default: int | None = None, *, name: str = "", least_ms: int = 0, bare_seconds: bool = False
 ) -> Any:

@@ -31,11 +31,11 @@ from ..moments.take.waiting import SnapshotProgress, ask, asks_nobody, take
 from ..results import history, snapshots
 from ..results.document import Block, Title
 from ..results.shown import Result, Shown
-from ..search.flips import Flips, scan
+from ..search.flips import scan
 from ..search.predicate import Predicate
 from ..search.search import Edge, bisect
 from ..search.session import Asked, Function, Python
-from ..search.verdict import Evaluation, Verdict
+from ..search.verdict import Evaluation, Flips, Verdict
 from ..store.read.range_reads import at_once
 from ..store.versions import history as history_of
 from ..store.versions.apps import in_folder, read_app
@@ -43,7 +43,7 @@ from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Manifest
 from .backends import Backends
 from .moment import Bisection, Moment, Tables
-from .replays import VERSIONS, check, record_behind
+from .replays import VERSIONS, cause_behind, check
 from .results import Difference, KeyHistory, Log
 from .status import stages, status, waiting_for
 
@@ -327,7 +327,7 @@ class AppHistory(Shown):
         good: str | datetime | None = None,
         bad: str | datetime | None = None,
         edge: Edge = "",
-        code: str | Path | None = None,
+        code: str | Path | Sequence[str | Path] | None = None,
         on_step: Callable[[Evaluation], None] | None = None,
     ) -> Bisection:
         """Find the first commit, of any stage, at which something is wrong. One of four ways says what that is.
@@ -345,7 +345,8 @@ class AppHistory(Shown):
             bad: a moment at which something is; default now.
             edge: `first` or `last`: which change is meant, should the search meet several.
             code: the file of the program that ran: with it the commit is replayed, on a Spark of this machine, until
-                the input record is found (`Bisection.record`).
+                its cause is found (`Bisection.cause`), and the input record where that is one (`Bisection.record`).
+                With the file that ran before a deploy beside it, both are compared.
             on_step: told of each evaluation.
 
         Raises:
@@ -356,10 +357,14 @@ class AppHistory(Shown):
             SlackwaterError: the function raised something, or the command stopped the search.
         """
         client, predicate = self._client, self._predicate(where, check, table, python, run)
+        codes = [code] if isinstance(code, str | Path) else code
+        if codes:
+            _ = client.known_channels("which have the records to replay")
         verdict = self.search(predicate, good=self.whole_ref(good), bad=self.whole_ref(bad), edge=edge, on_step=on_step)
         good_moment = Moment(client, verdict.good_ref, verdict.good) if verdict.good_ref else None
-        record = record_behind(client, verdict, code) if code and not verdict.candidates else None
-        return Bisection(verdict, good_moment, Moment(client, verdict.bad_ref, verdict.bad), record)
+        behind = cause_behind(client, verdict, codes or None)
+        bad_moment = Moment(client, verdict.bad_ref, verdict.bad)
+        return Bisection(verdict, good_moment, bad_moment, behind.guilty, behind.cause)
 
     def search(self, predicate: Predicate, **how: Any) -> Verdict:
         """What `bisect` does, with any predicate; `how` is what `search.bisect` takes: whole refs for the ends."""

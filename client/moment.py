@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ..moments.query.first_rows import FirstRows
     from ..moments.query.sql import Bounds
     from ..pipeline.kafka.channels import KafkaChannels
+    from ..search.causes import Cause
     from ..search.verdict import Guilty, Verdict
     from .results import Difference, Verification
 
@@ -472,6 +473,12 @@ class Moment(Shown):
             yield "the history was thinned out by gc: this is the nearest moment that is left"
 
 
+def _not_replayed() -> Cause:
+    from ..search.causes import unknown
+
+    return unknown("nothing was replayed")
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Bisection(Shown):
     """The first commit at which something was wrong; the last that may be, where moments could not be judged."""
@@ -483,7 +490,9 @@ class Bisection(Shown):
     bad: Moment
     """The moment that ends with it."""
     record: Guilty | None = None
-    """The input record behind it, and how it was found; None where nothing was replayed."""
+    """The input record behind it, and how it was found; None where nothing was replayed, and for other causes."""
+    cause: Cause = field(default_factory=_not_replayed)
+    """What is behind it: its class, whether a replay proves it, the records, and what shows it."""
 
     @property
     def stage(self) -> str:
@@ -516,5 +525,7 @@ class Bisection(Shown):
 
     def _blocks(self) -> Iterable[Block]:
         from ..results import verdict
+        from ..search.causes import Behind
 
-        return *verdict.blocks(self.verdict, guilty=self.record), *verdict.notes(self.verdict)
+        about = verdict.blocks(self.verdict, behind=Behind(self.cause, self.record))
+        return *about, *verdict.notes(self.verdict)

@@ -11,6 +11,10 @@ from ..instants import when
 from ..moments.diff.key_history import RowChange, RowHistory
 from ..moments.query.columns import parse_key
 from ..results.shown import Result
+from ..search.absences import absence, untouched
+from ..search.causes import Behind, Cause, unknown
+from ..search.deploys import guess
+from ..search.operations import operation_of
 from ..search.verdict import Guilty, Hop, Verdict
 from ..store.versions import history
 from ..store.versions.apps import in_folder, read_app
@@ -33,68 +37,106 @@ VERSIONS = 3
 """Of each stage, those that `check` runs again."""
 
 
-def record_behind(
-    client: Backends, verdict: Verdict, code: str | Path, on_hop: Callable[[Hop], None] = lambda _hop: None
-) -> Guilty:
-    """The input record behind a verdict: the commit is replayed with the program of a file. Raises as `find_record`.
+Codes = Sequence[str | Path]
+"""Files of programs: the one that ran, and perhaps one that ran before it."""
 
-    Where OpenTelemetry is configured, a span of it has a link to the record's trace.
+
+def cause_behind(
+    client: Backends,
+    verdict: Verdict,
+    codes: Codes | None,
+    progress: Callable[[str], None] = lambda _doing: None,
+) -> Behind:
+    """What is behind a verdict: what the store alone tells, and else replays with the programs of these files.
+
+    Nothing that a replay raises gets out of here: the commit that is found is not lost. It is the cause's reason. With
+    no file, and for what cannot be replayed here, a note says what to add; with None, nothing is to be replayed.
     """
+    try:
+        cause = cause_of_store(client, verdict)
+        if cause.proved or verdict.candidates or codes is None:
+            return Behind(cause)
+        if lacks := _lacks(client, verdict, codes):
+            return Behind(unknown(lacks) if cause.kind == "unknown" else cause)
+        _note_forgotten(client, (verdict.bad.stages[verdict.stage],))
+        progress(STARTING)
+        return _traced(client, verdict, codes, progress)
+    except Exception as error:
+        # What is found already is not lost.
+        why = "; ".join(filter(None, (error.message, error.hint))) if isinstance(error, SlackwaterError) else str(error)
+        why = (why or type(error).__name__).partition("\n")[0]
+        client.note(f"note: the commit is found, but nothing is replayed: {why}")
+        return Behind(unknown(why))
+
+
+def cause_of_store(client: Backends, verdict: Verdict) -> Cause:
+    """What manifests and rows tell without a replay: as a guess, what is not proved so.
+
+    Raises `Corruption` and `Unavailable`.
+    """
+    store = client.store
+    if verdict.candidates:
+        return unknown("the commit is not certain, so nothing was replayed")
+    if (done := operation_of(store, verdict)) is not None:
+        return done
+    if (of := untouched(store, client.cache, verdict)) is not None:
+        how = "; a replay (--code) tells whether one record of another key is at fault"
+        return absence(store, verdict, of, proved=False, how=how)
+    return guess(store, verdict) or unknown("nothing was replayed")
+
+
+def programs_of(client: Backends, verdict: Verdict, codes: Codes) -> Codes:
+    """The files to replay with: those that were given, else that of the settings."""
+    known = client.settings.programs.get(verdict.app)
+    return codes or ([known] if known is not None else [])
+
+
+def _lacks(client: Backends, verdict: Verdict, codes: Codes) -> str:
+    """Why nothing can be replayed, after a note that says what to add; empty where it can."""
+    attached, ran = verdict.bad.stages[verdict.stage].attached, verdict.bad.stages[verdict.stage].program
+    if not codes:
+        how = f"a replay tells: add --code {ran.path if ran else 'FILE'}, the program that ran"
+        if attached is not None:
+            how = "its window tells: add --code FILE:FUNCTION, of the source's rows those before the operator"
+        client.note(f"note: which input record it was, {how}")
+        return "nothing was replayed, as nothing says which program ran"
+    if client.channels() is None:
+        client.note("note: nothing is replayed, as nothing says where Kafka is: add --kafka HOST:PORT")
+        return "nothing was replayed, as nothing says where Kafka is"
+    return ""
+
+
+def _traced(client: Backends, verdict: Verdict, codes: Codes, progress: Callable[[str], None]) -> Behind:
+    """The cause by replays. Where OpenTelemetry is configured, a span of it has a link to the record's trace."""
     from ..pipeline.telemetry.spans import tracing_of
 
     if (tracing := tracing_of()) is None:
-        return _record_behind(client, verdict, code, on_hop)
+        return _replayed(client, verdict, codes, progress)
     with closing(tracing), tracing.bisect(verdict.app) as span:
-        found = _record_behind(client, verdict, code, on_hop)
-        message = found.message
+        found = _replayed(client, verdict, codes, progress)
+        message = found.guilty.message if found.guilty is not None else None
         known = (message.headers, str(message.address)) if message is not None else ()
         span.found(verdict.stage, verdict.bad_version, *known)
         return found
 
 
-def _record_behind(client: Backends, verdict: Verdict, code: str | Path, on_hop: Callable[[Hop], None]) -> Guilty:
-    # Spark's Python side takes a second or two.
-    from ..pipeline.replay.record import find_record
+def _replayed(client: Backends, verdict: Verdict, codes: Codes, progress: Callable[[str], None]) -> Behind:
+    def on_hop(hop: Hop) -> None:
+        # Only a cause names a record: this one may be healthy.
+        progress(f"{hop.stage} v{hop.version}: one of {hop.records:,} records, with {hop.replays:,} replays")
 
+    # Spark's Python side takes a second or two.
     if verdict.bad.stages[verdict.stage].attached is not None:
-        from ..pipeline.replay.window_record import find_in_window, function_of
+        from ..pipeline.replay.causes.window import cause_in_window
 
         kafka = client.known_channels("which have the records of the window", verdict.app).kafka
-        return find_in_window(kafka, verdict, function_of(str(code)))
-    with _opened(client, verdict.app, code) as program:
-        return find_record(program, verdict, verdict.predicate, on_hop)
+        return cause_in_window(kafka, verdict, str(codes[0]))
+    from ..pipeline.replay.causes.find import find_cause
+    from ..pipeline.replay.causes.programs import open_programs
 
-
-def record_if_any(
-    client: Backends, verdict: Verdict, code: Path | None, progress: Callable[[str], None]
-) -> Guilty | None:
-    """The input record behind a verdict; None, and a note why, where nothing can be replayed here."""
-    if verdict.candidates:
-        return None  # it is not known which commit it was
-    file, ran = code or client.settings.programs.get(verdict.app), verdict.bad.stages[verdict.stage].program
-    if file is None:
-        how = f"a replay tells: add --code {ran.path if ran else 'FILE'}, the program that ran"
-        if verdict.bad.stages[verdict.stage].attached is not None:
-            how = "its window tells: add --code FILE:FUNCTION, of the source's rows those before the operator"
-        client.note(f"note: which input record it was, {how}")
-        return None
-    if client.channels() is None:
-        client.note("note: nothing is replayed, as nothing says where Kafka is: add --kafka HOST:PORT")
-        return None
-    _note_forgotten(client, (verdict.bad.stages[verdict.stage],))
-    try:
-        progress(STARTING)
-        return record_behind(
-            client,
-            verdict,
-            file,
-            lambda hop: progress(f"{hop.stage} v{hop.version}: {hop.record}, found with {hop.replays} replays"),
-        )
-    except SlackwaterError as error:
-        # What is found already is not lost.
-        why = "; ".join(filter(None, (error.message, error.hint)))
-        client.note(f"note: the commit is found, but nothing is replayed: {why}")
-        return None
+    kafka = client.known_channels("which have the records to replay").kafka
+    with open_programs(client.store, client.cache, kafka, verdict, codes) as (program, *others):
+        return find_cause(program, others, verdict, verdict.predicate, on_hop)
 
 
 def records_behind(

@@ -20,16 +20,18 @@ from ..results.render import html, markdown
 from ..results.report import Case, Mask, document
 from ..results.shown import Result
 from ..search import session as kept
+from ..search.causes import Behind
 from ..search.endpoints import pinned
 from ..search.evidence import collect
 from ..search.predicate import Wanted, Where
 from ..search.session import BEGINNING, Asked, KeptSearch, KnownAnswer
-from ..search.verdict import Answer, Evaluation, Guilty, Verdict
+from ..search.verdict import Answer, Evaluation, Verdict
 from ..search.watcher import Findings, Invariant, Watcher, call
 from ..store.versions.apps import folder_of, free_name, in_folder
 from ..whole_file import check_folder, whole_file
 from .backends import Backends
 from .history import AppHistory
+from .replays import cause_behind
 
 _FOLDER = Path(".slackwater")
 """Where they are kept, beside what `dev` keeps."""
@@ -191,8 +193,8 @@ class Reports:
         if self.show_values and not self.alone and self.report is None and self.md is None:
             raise Usage("--show-values says what is in a report", hint="give --report FILE or --md FILE with it")
 
-    def write(self, client: Backends, verdict: Verdict, guilty: Guilty | None) -> None:
-        """Write them, and say so; `guilty` is the record behind the verdict, None where nothing was replayed.
+    def write(self, client: Backends, verdict: Verdict, behind: Behind) -> None:
+        """Write them, and say so, of a verdict and what is behind it.
 
         Raises `NotFound` where a manifest around it was collected meanwhile, and `Refused` for a file that cannot be
         written; `Corruption` and `Unavailable` as all that reads a store.
@@ -201,7 +203,7 @@ class Reports:
             return
         reader = client.channels_of(verdict.app) if verdict.predicate.channels else None
         evidence = collect(client.store, client.cache, verdict, reader)
-        case = Case(verdict, guilty, evidence, clone_name(client, verdict), client.flags, instants.now_ms())
+        case = Case(verdict, behind, evidence, clone_name(client, verdict), client.flags, instants.now_ms())
         self.put(client, document(case, Mask(self.show_values)))
 
     def put(self, client: Backends, made: Page) -> None:
@@ -246,7 +248,7 @@ class WatchedApp(Watcher):
         path = folder.absolute() / f"{re.sub(r'[^A-Za-z0-9._-]', '-', about)}.html"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            Reports(path).write(self._client, verdict, None)
+            Reports(path).write(self._client, verdict, cause_behind(self._client, verdict, None))
         except OSError as error:
             self._client.note(f"{path} cannot be written: {error.strerror or error}; choose another --reports")
             return None

@@ -15,8 +15,10 @@ from pathlib import PurePath
 
 from ..keep.verify.report import CHECKS
 from ..moments.diff.key_changes import KeyChanges
+from ..search.causes import NOTE, Behind
 from ..search.evidence import MAX_COUNTED, Evidence, distance
 from ..search.verdict import Evaluation, Guilty, Verdict
+from . import cause
 from .document import (
     Answered,
     Block,
@@ -40,6 +42,7 @@ from .verdict import read, windows
 
 _MAX_KEYS = 3
 """Keys that are named of each later stage."""
+_NOT_REPLAYED = "Nothing was replayed, so no record is named."
 _MAX_SNAPSHOTS = 20
 """Snapshots that are listed, the newest."""
 DOTS = "••••"
@@ -117,8 +120,8 @@ class Case:
     """All that a report is made from."""
 
     verdict: Verdict
-    guilty: Guilty | None
-    """The record behind it; None where nothing was replayed."""
+    behind: Behind
+    """What is behind it."""
     evidence: Evidence
     clone: str
     """A name for a clone that no app has."""
@@ -126,6 +129,11 @@ class Case:
     """What commands to type next need besides: ` --store ROOT`, or nothing."""
     time_ms: int
     """When the report is made."""
+
+    @property
+    def guilty(self) -> Guilty | None:
+        """The way to the record that is behind it; None where there is none, or nothing was replayed."""
+        return self.behind.guilty
 
 
 def document(case: Case, mask: Mask) -> Page:
@@ -138,6 +146,7 @@ def document(case: Case, mask: Mask) -> Page:
     changed = (keys.changed() or keys) if keys else None
     sections: dict[str, Iterator[Block]] = {
         "When it turned": _search(case, mask),
+        "The cause": _cause(case, mask),
         "The record": _record(case, mask),
         "What the commit read": read(verdict.lineage),
         "What it reached further on": _reached(case, mask),
@@ -156,12 +165,23 @@ def document(case: Case, mask: Mask) -> Page:
 
 def _sentence(case: Case, changed: KeyChanges | None, mask: Mask) -> Line:
     verdict, guilty = case.verdict, case.guilty
-    spans: list[Span] = [Name(verdict.bad_ref), " is the first bad commit of ", Name(verdict.app)]
+    app = Name(verdict.app)
+    spans: list[Span] = [Name(verdict.bad_ref), " is the first bad commit of ", app]
+    if verdict.bad_before:
+        before = Name(verdict.bad_before)
+        spans = [Name(verdict.bad_ref), " is one of the commits at which ", app, " went bad (it was bad before, at "]
+        spans += [before, ")"]
+    elif not verdict.looked:
+        spans.append(", assuming that it went from good to bad once")
     if verdict.candidates:
         one_of = ", ".join(map(str, verdict.candidates))
         spans = ["The first bad commit of ", Name(verdict.app), " is one of ", Name(one_of)]
-    if guilty is not None and guilty.message is not None:
-        spans += [", and ", Name(str(guilty.message.address)), " the record behind it"]
+    found = case.behind.cause
+    if found.record is not None:
+        first = "the first of the records" if found.kind == "records" else "the record"
+        spans += [", and ", Name(str(found.record)), f" {first} behind it"]
+    elif found.kind != "unknown":
+        spans += [", and ", cause.noun(found), " is behind it"]
     if keys := (guilty.keys if guilty is not None and guilty.keys else changed):
         more = f" and {plural(len(keys) - 1, 'other key')}" if len(keys) > 1 else ""
         spans += [": ", *mask.key(next(iter(keys)).key), f"{more} {'turned bad' if keys.named else 'changed'}"]
@@ -236,12 +256,35 @@ def _search(case: Case, mask: Mask) -> Iterator[Block]:
         yield (moment(step), " is ", Answered(step.answer), what)
 
 
+def _cause(case: Case, mask: Mask) -> Iterator[Block]:
+    """The class of the cause, what is said of it, and what shows it."""
+    found = case.behind.cause
+    if found.kind == "unknown":
+        yield mask.reason(f"{found.sentence}.")
+        return
+    proved = "proved" if found.proved else "a guess"
+    yield (f"{cause.noun(found)}, {proved}: ".capitalize(), f"{found.sentence.removeprefix('a guess: ')}.")
+    rows: list[tuple[Span, Cell]] = []
+    for heading, value in cause.facts_of(found.evidence):
+        if heading == "keys":
+            rows += [("key", mask.key(key)) for key in found.evidence["keys"][:_MAX_KEYS]]
+        elif heading == "what":
+            rows.append((heading, Name(mask.sql(str(value)))))
+        else:
+            rows.append((heading, value if isinstance(value, int) else Name(str(value))))
+    if rows and found.kind not in ("record", "records"):
+        yield Facts(tuple(rows))
+    if (note := found.evidence.get(NOTE)) is not None:
+        yield Remark((mask.reason(str(note)),))
+
+
 def _record(case: Case, mask: Mask) -> Iterator[Block]:
     guilty = case.guilty
     if guilty is None:
         uncertain = "As the commit is not certain, nothing was replayed."
-        unknown = "Nothing was replayed, so it is not known which of the records it was that the commit read."
-        yield uncertain if case.verdict.candidates else unknown
+        another = "No record is named, as the cause is another one."
+        named = another if case.behind.cause.kind != "unknown" else _NOT_REPLAYED
+        yield uncertain if case.verdict.candidates else named
         return
     if (message := guilty.message) is not None:
         facts: list[tuple[Span, Cell]] = [
@@ -256,7 +299,7 @@ def _record(case: Case, mask: Mask) -> Iterator[Block]:
         else:
             yield Facts((*facts, ("value", f"{plural(len(message.value), 'byte')}:")))
             yield Listing(value.text)
-    if guilty.reason:
+    if guilty.reason and message is None:
         yield ("The record cannot be told: ", mask.reason(guilty.reason))
         yield windows("it is in", ">records", guilty.windows) if guilty.windows else "It read no record."
     if guilty.hops:

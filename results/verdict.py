@@ -14,11 +14,11 @@ from ..moments.cut.graph import Cut
 from ..moments.cut.lineage import Lineage, Window
 from ..moments.diff.key_changes import KeyChanges
 from ..moments.query.log import batches_brought
-from ..search.flips import Flips
+from ..search.causes import NOTE, Behind
 from ..search.session import KeptSearch
-from ..search.verdict import MAX_ROWS, Evaluation, Guilty, Verdict
+from ..search.verdict import MAX_ROWS, Evaluation, Flips, Guilty, Verdict
 from ..search.watcher import Findings, Invariant, State
-from . import formats
+from . import cause, formats
 from .document import Block, Name, TableBlock, Title
 from .formats import MOST_SHOWN, plural
 from .shown import Result, fields
@@ -34,11 +34,21 @@ _MAX_TEXT = 2_000
 """Characters of a record's value that are printed for people."""
 
 
-def verdict(found: Verdict, guilty: Guilty | None, out: Path | None, edge: str, clone: str, flags: str) -> Result:
-    """The answer of a search, and the record behind it, None where nothing was replayed; `out` is a file with all keys.
+def verdict(
+    found: Verdict,
+    behind: Behind | None,
+    out: Path | None,
+    edge: str,
+    clone: str,
+    flags: str,
+    *,
+    every: bool = False,
+) -> Result:
+    """The answer of a search, and what is behind it, None where nobody asked; `out` is a file with all keys.
 
     `edge` is which change was asked for, `first` or `last`, empty for any; `clone` a name for a clone that no app has;
-    `flags` are what commands to type next need besides.
+    `flags` are what commands to type next need besides. With `every`, all bad records of the batch are shown, and
+    `out` has those.
     """
 
     def steps(of: Iterable[Evaluation]) -> list[dict[str, Any]]:
@@ -59,30 +69,51 @@ def verdict(found: Verdict, guilty: Guilty | None, out: Path | None, edge: str, 
         "lost_windows": found.lineage.lost,
         "keys": _sides(keys),
         "keys_named": bool(keys and keys.named),
-        "file": out if keys is not None else None,
+        "file": out if (keys if not every else behind and cause.table(behind)) is not None else None,
         "rows": for_json(found.rows)["rows"],
         "steps": steps(found.steps),
         "non_monotone": steps(found.non_monotone),
+        "bad_before": found.bad_before or None,
+        "assumes_once": not found.looked and not found.bad_before,
+        "flips": found.flips,
         "thinned_out": {ref: cut.thinned for ref, cut in found.resolved.items() if cut.thinned is not None},
         "begins": found.begins or None,
-        "record": record_data(guilty),
+        "cause": cause.data(behind.cause) if behind is not None else None,
+        "record": record_data(behind.guilty if behind is not None else None),
     }
-    return Result(data, *blocks(found, out, guilty, clone, flags), notes=notes(found, edge))
+    if every and behind is not None and (bad := cause.table(behind)) is not None:
+        data["bad_records"] = cause.records_data(bad)
+    return Result(data, *blocks(found, out, behind, clone, flags, every=every), notes=notes(found, edge))
 
 
 def sentence(found: Verdict) -> str:
-    """Which commit it is."""
-    if not found.candidates:
-        batches = batches_brought(found.bad.stages[found.stage]) if found.stage in found.bad.stages else ""
-        batches = f" ({batches})" if batches else ""
-        return f"{found.stage} v{found.bad_version}{batches} is the first bad commit of {found.app}"
-    return f"the first bad commit of {found.app} is one of {', '.join(map(str, found.candidates))}"
+    """Which commit it is, and what of that is assumed."""
+    if found.candidates:
+        return f"the first bad commit of {found.app} is one of {', '.join(map(str, found.candidates))}"
+    batches = batches_brought(found.bad.stages[found.stage]) if found.stage in found.bad.stages else ""
+    commit = f"{found.stage} v{found.bad_version}{f' ({batches})' if batches else ''}"
+    return f"{commit} is {which(found)}"
+
+
+def which(found: Verdict) -> str:
+    """What a commit is that is certain: the first bad one, or one of several."""
+    if found.bad_before:
+        return f"one of the commits at which {found.app} went bad: it was bad before, at {found.bad_before}"
+    assumed = "" if found.looked else ", assuming that it went from good to bad once"
+    return f"the first bad commit of {found.app}{assumed}"
 
 
 def blocks(
-    found: Verdict, out: Path | None = None, guilty: Guilty | None = None, clone: str = "", flags: str = ""
+    found: Verdict,
+    out: Path | None = None,
+    behind: Behind | None = None,
+    clone: str = "",
+    flags: str = "",
+    *,
+    every: bool = False,
 ) -> Iterator[Block]:
     """For people: the first keys, and what to type next; `clone` is empty where no clone is offered."""
+    keys_file = None if every else out
     yield Title(sentence(found))
     if found.candidates:
         skipped = "there are only moments left that cannot be judged; `slackwater bisect explain` says why"
@@ -93,9 +124,7 @@ def blocks(
     first_bad = ("first bad", found.bad_ref, instants.when(found.bad_time_ms), found.bad.ref)
     yield TableBlock.of(("", "", "committed", "the whole app"), (("last good", *good), first_bad))
     yield ""
-    if (edit := found.bad.stages[found.stage].edited if found.stage in found.bad.stages else None) is not None:
-        yield f"it is an edit by hand, by {edit.by}: {edit.what}"
-    else:
+    if behind is None or behind.cause.kind != "operation":
         yield from read(found.lineage)
     if keys := found.keys:
         yield ""
@@ -105,11 +134,12 @@ def blocks(
         shown = keys.changed() or keys
         yield changes(shown)
         if (more := len(shown) - formats.MOST_SHOWN) > 0:
-            yield f"and {more:,} more; {'--json and --out FILE give all' if out is None else f'all are in {out}'}"
-        elif out is not None:
-            yield f"{plural(len(keys), 'key')} in {out}"
-    if guilty is not None:
-        yield from _record(guilty)
+            where = "--json and --out FILE give all" if keys_file is None else f"all are in {keys_file}"
+            yield f"and {more:,} more; {where}"
+        elif keys_file is not None:
+            yield f"{plural(len(keys), 'key')} in {keys_file}"
+    if behind is not None:
+        yield from _behind(behind, every=every)
     yield ""
     if not found.where and found.rows.column(0)[0].as_py():
         yield f"at {found.bad_ref}: {found.rows.column(0)[0]}"
@@ -128,11 +158,16 @@ def notes(found: Verdict, edge: str = "") -> Iterator[str]:
     if found.more_rows:
         more = f"the query returns more than {MAX_ROWS:,} rows at {found.bad_ref}"
         yield f"note: {more}; keys that only later rows name are not reported"
-    if found.non_monotone:
+    if found.flips is not None and len(found.flips.flips) > 1:
+        turns = [f"{flip.ref} {'bad' if flip.bad else 'good'}" for flip in found.flips.flips[:MOST_SHOWN]]
+        more = f", and {plural(len(found.flips.flips) - MOST_SHOWN, 'more change')}"
+        turns += [more] * (len(found.flips.flips) > MOST_SHOWN)
+        yield f"it turned more than once: {', '.join(turns)}; --first or --last says which change is meant"
+    elif found.non_monotone:
         against = ", ".join(f"{step.ref or 'its beginning'} is {step.answer}" for step in found.non_monotone)
-        which = f"the {edge} that was met" if edge else "one of the changes"
+        which_one = f"the {edge} that was met" if edge else "one of the changes"
         narrow = f"narrow it with --good and --bad{'' if edge else ', or say --first or --last'}"
-        yield f"it went from good to bad more than once ({against}), and this is {which}: {narrow}"
+        yield f"it went from good to bad more than once ({against}), and this is {which_one}: {narrow}"
 
 
 def _sides(keys: KeyChanges | None) -> Any:
@@ -162,15 +197,28 @@ def windows(heading: str, unit: str, found: Iterable[Window]) -> TableBlock:
     return TableBlock.of((heading, unit), ((Name(str(window)), window.end - window.start) for window in found))
 
 
+def _behind(behind: Behind, *, every: bool) -> Iterator[Block]:
+    """The cause and what shows it; nothing where nothing was replayed, which a note says."""
+    if behind.cause.kind != "unknown":
+        yield ""
+        yield Title(behind.cause.sentence)
+        yield from cause.facts(behind.cause)
+    if behind.guilty is not None:
+        yield from _record(behind.guilty)
+        yield from cause.records(behind, every=every)
+    if (note := behind.cause.evidence.get(NOTE)) is not None:
+        yield ""
+        yield f"note: {note}"
+
+
 def _record(guilty: Guilty) -> Iterator[Block]:
     """The record, the way to it, and what it did; or why there is none."""
     message, hops = guilty.message, guilty.hops
     if message is not None:
         yield ""
-        yield Title(f"{message.address} is the record behind it")
         key = [("key", message.key)] if message.key is not None else []
         parts = (*key, *((f"header {name}", data) for name, data in message.headers), ("value", message.value))
-        rows = [("sent", instants.when(message.time_ms))]
+        rows = [("record", str(message.address)), ("sent", instants.when(message.time_ms))]
         for name, data in parts:
             rows.append((name, "NULL" if data is None else readable(data, _MAX_TEXT, f"… ({len(data):,} bytes)")))
         yield TableBlock.of(("", ""), rows)
@@ -181,19 +229,16 @@ def _record(guilty: Guilty) -> Iterator[Block]:
         if not hops[0].alone:
             more = plural(hops[0].needs, "record") if hops[0].needs else "records"
             yield f"by itself it does not make it bad: it does so with {more} before it"
-    if guilty.of_key and message is not None:
-        nearest = f"of {guilty.of_key:,} records of the batch with this key, the one nearest to what changed"
-        yield "it is the only record of the batch with this key" if guilty.of_key == 1 else nearest
-    if guilty.others:
-        more = plural(guilty.others, "more record")
-        yield f"{more} that {hops[0].stage} v{hops[0].version} read would make it bad by themselves"
+    if guilty.tied:
+        others = ", ".join(map(str, guilty.tied[:MOST_SHOWN]))
+        yield f"of the same time, in other partitions, and as likely the first: {others}"
     if guilty.keys:
         yield ""
         yield "what it did:"
         yield changes(guilty.keys)
     if guilty.reason:
         yield ""
-        yield f"the record behind it cannot be told: {guilty.reason}"
+        yield guilty.reason if message is not None else f"the record behind it cannot be told: {guilty.reason}"
 
 
 def record_data(guilty: Guilty | None) -> dict[str, Any] | None:
@@ -214,7 +259,7 @@ def record_data(guilty: Guilty | None) -> dict[str, Any] | None:
         "headers": [{"name": name, "value": hexadecimal(value)} for name, value in message.headers] if message else [],
         "hops": [asdict(hop) | {"record": str(hop.record)} for hop in guilty.hops],
         "keys": _sides(guilty.keys),
-        **fields(guilty, "windows", "others", "of_key"),
+        **fields(guilty, "windows", "others", "of_key", "proved"),
         "reason": guilty.reason or None,
     }
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from .. import instants
-from ..errors import Refused, Usage
+from ..errors import Corruption, Gone, NotFound, Refused, Usage
 from ..moments.query.columns import visible_schema
 from ..moments.query.row_local import HINT, ROW, row_local
 from ..store.objects.protocol import ObjectStore
@@ -25,8 +25,15 @@ from ..store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE
 from ..store.versions import history
 from ..store.versions.manifest import Manifest, Sst
 from ..store.versions.side_tables import owner, table_of
+from .between import Between
 from .endpoints import find_ends
-from .predicate import Predicate
+from .predicate import Predicate, Where
+from .verdict import Flip, Flips
+
+CHEAP_VERSIONS = 256
+"""Versions that are gone through where nobody asked for a scan."""
+CHEAP_BYTES = 64 << 20
+"""Bytes of SSTs that are read then."""
 
 _CHANGES = f"""
     WITH lives AS (
@@ -42,34 +49,6 @@ _CHANGES = f"""
     GROUP BY version ORDER BY version
 """
 """By version, how many more keys are wrong: a wrong row is there until its key is written again, or it expires."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flip:
-    """A version with which the first wrong row came, or the last one went."""
-
-    ref: str
-    version: int
-    time_ms: int
-    bad: bool
-    """Whether it went from good to bad."""
-    keys: int
-    """How many keys are wrong from it on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flips:
-    """All changes of a predicate over the versions of one table."""
-
-    stage: str
-    first: int
-    last: int
-    """The versions that were looked at: after the first, which the counting begins with, up to the last."""
-    flips: tuple[Flip, ...]
-    counts: tuple[tuple[int, int], ...]
-    """How many keys are wrong, by version: where it changed, and at the first version."""
-    rows: int
-    """How many rows were looked at."""
 
 
 def scan(
@@ -100,7 +79,31 @@ def scan(
             "--scan looks at every version, and some between these ends were thinned out",
             hint=f"choose ends from {ends.between.whole.ref(ends.between.whole.beginning())} on",
         )
-    between = replace(ends.between, low=ends.begin)
+    return _scanned(store, cache, predicate, replace(ends.between, low=ends.begin))
+
+
+def scan_if_cheap(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Between) -> Flips | None:
+    """What `scan` finds between two moments; None where it takes more than a second or two, or cannot be.
+
+    At most `CHEAP_VERSIONS` manifests are read, and `CHEAP_BYTES` of SSTs. Raises `Unavailable`.
+    """
+    watched = between.watched & between.high.stages.keys()
+    # What is bounded for somebody who is not trusted takes no more than its evaluations.
+    if not isinstance(predicate, Where) or predicate.bounds is not None or not between.is_whole:
+        return None
+    if sum(map(between.length, watched)) > CHEAP_VERSIONS:
+        return None
+    try:
+        return _scanned(store, cache, predicate, between, max_bytes=CHEAP_BYTES)
+    except (Refused, Usage, NotFound, Gone, Corruption):
+        # Another predicate, or another history: the search says what it assumed.
+        return None
+
+
+def _scanned(
+    store: ObjectStore, cache: SstCache, predicate: Predicate, between: Between, *, max_bytes: int | None = None
+) -> Flips:
+    """The changes between two moments of a line that is whole there. Raises as `scan`; `Refused` beyond `max_bytes`."""
     if not predicate.sql:
         raise Refused(f"{predicate.text} is no SQL: nobody knows which rows it looks at", hint=HINT)
     table, sql = row_local(predicate.sql, between.high.tables)
@@ -119,6 +122,9 @@ def scan(
         low = table_of(between.low.stages[stage], table)
         manifests.insert(0, low)
         sources += (_WrittenIn(sst, first, None) for sst in low.ssts)
+    taken = {each.sst.object: each.sst.bytes for each in sources}
+    if max_bytes is not None and sum(taken.values()) > max_bytes:
+        raise Refused(f"the versions wrote {sum(taken.values()):,} bytes; expected at most {max_bytes:,}")
     if not sources:
         return Flips(stage, first, high.version, (), ((first, 0),), 0)
     paths = {each.sst.object: cache.sql_path(store, each.sst) for each in sources}

@@ -27,8 +27,12 @@ from ..store.read.cache import SstCache
 from ..store.versions.side_tables import table_of, tables_of
 from .between import PROBES, Between, Evaluator, Skips, length
 from .endpoints import Ends, find_ends
+from .flips import scan_if_cheap
 from .predicate import ByHand, Predicate, Where
-from .verdict import MAX_ROWS, Answer, Evaluation, Verdict, VersionRange
+from .verdict import MAX_ROWS, Answer, Evaluation, Flip, Flips, Verdict, VersionRange
+
+_MOST_MIDDLES = 64
+"""Moments that are asked for to see whether every one was looked at; where there are more, one was not."""
 
 Edge = Literal["", "first", "last"]
 """Which change from good to bad is meant, where there are several: the one that is found, the first or the last."""
@@ -76,7 +80,8 @@ def bisect(
     if isinstance(predicate, ByHand) and not good:
         evaluator.know(ends.begin, "good")  # there is nothing to look at
     ends = ends.with_known(evaluator, known or {}, now_ms)
-    nearer: Between | None = ends.settle(evaluator)
+    searched = ends.settle(evaluator)
+    nearer: Between | None = searched
     while nearer is not None:
         found = _narrow(evaluator, nearer)
         # Of moments with rows.
@@ -85,7 +90,50 @@ def bisect(
             break
         _probe(evaluator, found)
         nearer = _towards(edge, evaluator, found)
-    return _verdict(evaluator, ends, found, evaluations)
+    flips = _counted(evaluator, searched, found)
+    if flips is not None and (turn := _edge(edge, flips)) is not None:
+        commit = searched.line.read(flips.stage, turn.version)
+        low, high = searched.line.before(commit), searched.line.up_to(commit)
+        if [evaluator.at(side, 0).answer for side in (low, high)] == ["good", "bad"]:
+            found = _narrow(evaluator, replace(searched, low=low, high=high))
+    verdict = _verdict(evaluator, ends, found, evaluations)
+    return replace(verdict, flips=flips, seen_all=_seen_all(evaluator, searched))
+
+
+def _counted(evaluator: Evaluator, searched: Between, found: "_Narrowed") -> Flips | None:
+    """All changes between the ends, where they are counted cheaply and have the one that was found."""
+    if not found.certain or isinstance(evaluator.predicate, ByHand):
+        return None
+    flips = scan_if_cheap(evaluator.store, evaluator.cache, evaluator.predicate, searched)
+    commit = found.between.only()
+    if flips is None or commit is None or commit.stage != flips.stage:
+        return None
+    return flips if any(flip.bad and flip.version == commit.version for flip in flips.flips) else None
+
+
+def _edge(edge: Edge, flips: Flips) -> Flip | None:
+    """The change that is meant, where there are several; None for any."""
+    bad = [flip for flip in flips.flips if flip.bad]
+    return bad[-1 if edge == "last" else 0] if edge and len(bad) > 1 else None
+
+
+def _seen_all(evaluator: Evaluator, searched: Between) -> bool:
+    """Whether there is no moment between the ends whose rows were not looked at."""
+    if not searched.is_whole or any(step.answer == "skip" for step in evaluator.evaluated.values()):
+        return False
+    cuts = [step.cut for step in evaluator.evaluated.values() if length(step.cut) <= length(searched.high)]
+    cuts = sorted([searched.low, searched.high, *cuts], key=length)
+    waiting = [*pairwise(cut for cut in cuts if length(cut) >= length(searched.low))]
+    for _ in range(_MOST_MIDDLES):
+        if not waiting:
+            return True
+        low, high = waiting.pop()
+        if (middle := replace(searched, low=low, high=high).middle()) is None:
+            continue
+        if evaluator.between.content(middle) not in evaluator.evaluated:
+            return False
+        waiting += [(low, middle), (middle, high)]
+    return False
 
 
 @dataclass(frozen=True, slots=True)

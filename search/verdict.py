@@ -58,6 +58,34 @@ class VersionRange:
 
 
 @dataclass(frozen=True, slots=True)
+class Flip:
+    """A version with which the first wrong row came, or the last one went."""
+
+    ref: str
+    version: int
+    time_ms: int
+    bad: bool
+    """Whether it went from good to bad."""
+    keys: int
+    """How many keys are wrong from it on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flips:
+    """All changes of a predicate over the versions of one table."""
+
+    stage: str
+    first: int
+    last: int
+    """The versions that were looked at: after the first, which the counting begins with, up to the last."""
+    flips: tuple[Flip, ...]
+    counts: tuple[tuple[int, int], ...]
+    """How many keys are wrong, by version: where it changed, and at the first version."""
+    rows: int
+    """How many rows were looked at."""
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The first commit of the line at which the predicate says that something is wrong.
 
@@ -108,6 +136,25 @@ class Verdict:
     """What the refs to both ends resolve to, where they were given."""
     begins: str = ""
     """The ref from which on every version was there to be searched, where older history was thinned out."""
+    flips: Flips | None = None
+    """All changes over the same stretch, where they were counted; None where that is not cheap, or cannot be."""
+    seen_all: bool = False
+    """Whether every moment between the two ends was evaluated, or has the rows of one that was."""
+
+    @property
+    def bad_before(self) -> str:
+        """A ref to a bad moment that is known to come before the last good one; empty for none."""
+        if self.flips is not None:
+            earlier = [flip.ref for flip in self.flips.flips if flip.bad and flip.version < self.bad_version]
+        else:
+            bad = [step for step in self.non_monotone if step.bad]
+            earlier = [step.ref for step in sorted(bad, key=lambda step: sum(step.cut.versions.values()))]
+        return next(iter(earlier), "")
+
+    @property
+    def looked(self) -> bool:
+        """Whether it is known that nothing was bad before; else that is assumed, as a binary search does."""
+        return not self.bad_before and (self.flips is not None or self.seen_all)
 
     @property
     def where(self) -> str:

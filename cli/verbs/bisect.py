@@ -8,7 +8,7 @@ import typer
 from ...errors import Usage
 from ...results import formats
 from ...results.shown import Result
-from ..options import APP, Many, argument, flag, option, program
+from ..options import APP, Many, argument, flag, option, programs
 from ..session import Session, group, verb
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def bisect(
     last: bool = flag("--last", "The last one."),
     scan: bool = flag("--scan", "List all changes; for a condition on the single rows of one table."),
     out: Path | None = option("FILE", "Write all keys that turned bad to a .parquet, .csv or .json file."),
-    code: Path | None = program("The program that ran, to replay the commit."),
+    every: bool = flag("--all", "List every bad record of the batch, in the app's order; --out writes these."),
+    code: Many = programs("The program that ran, to replay the commit; again for the one before a deploy."),
     no_replay: bool = flag("--no-replay", "Stop at the commit; do not look for the input record."),
     report: Path | None = option("FILE", "Write what was found as one .html file, without the values."),
     md: Path | None = option("FILE", "The same as .md, for a pull request."),
@@ -58,8 +59,9 @@ def bisect(
     offsets read between them, and the keys that turned bad. Moments that cannot be judged are passed over; where that
     leaves several commits, all are named, and the exit code is 2.
 
-    Then the batch is replayed here, on a Spark and a store of its own, by the stage's own code, until the input record
-    is found that turned it bad.
+    Then the batch is replayed here, on a Spark and a store of its own, by the stage's own code, until it is known what
+    is behind it: one input record or several, a new program, time, a watermark, a record that did not come or came
+    twice, or an operation.
     """
     from ...client.searches import Reports, begun, in_folders
     from ...results import values, verdict
@@ -70,6 +72,8 @@ def bisect(
         hint = f"write `slackwater bisect {name}`, and --good {app_name} if that is where it was good"
         wrong = f"bisect takes the name of an app, found the ref {app_name!r}"
         raise Usage(f"{wrong}; --good and --bad take refs", hint=hint)
+    if every and no_replay:
+        raise Usage("--all lists records that replays find, and --no-replay stops before them", hint="leave one out")
     if first and last:
         raise Usage("--first and --last name two changes; give one of them")
     if out is not None:
@@ -87,7 +91,7 @@ def bisect(
         return
     search = begun(session.client, asked)
     app.note_input_gone()
-    _go_on(session, search, out, code, reports, replay=not no_replay)
+    _go_on(session, search, out, code, reports, replay=not no_replay, every=every)
 
 
 @verb("slackwater bisect start flights --good flights@before-deploy", of=words)
@@ -172,15 +176,16 @@ def _go_on(
     session: Session,
     search: "KeptSearch",
     out: Path | None = None,
-    code: Path | None = None,
+    code: Many = None,
     reports: "Reports | None" = None,
     *,
     replay: bool = False,
+    every: bool = False,
 ) -> None:
     """Search, and show the verdict or what a person is to look at."""
-    from ...client.replays import record_if_any
+    from ...client.replays import cause_behind, programs_of
     from ...client.searches import clone_name, go_on
-    from ...results import values
+    from ...results import cause, values
     from ...results import verdict as shown
 
     client, app, edge = session.client, search.asked.app, search.asked.edge
@@ -192,19 +197,24 @@ def _go_on(
             progress(line, f"{formats.bar(step.number, step.total)}  {line}")
 
         verdict = go_on(client, search, on_step)
-        guilty = None
-        if replay and not isinstance(verdict, Result):
-            guilty = record_if_any(client, verdict, code, progress)
     if isinstance(verdict, Result):
         session.show(verdict)
         return
-    if out is not None and verdict.keys is not None:
-        values.write(verdict.keys.flat(), out)
-    elif out is not None:
-        why = "no key is certain" if verdict.candidates else f"{verdict.stage} keeps no table, so no key turned bad"
-        session.note(f"note: {why}, and {out} is not written")
-    session.show(shown.verdict(verdict, guilty, out, edge, clone_name(client, verdict), client.flags))
+    codes = programs_of(client, verdict, code or []) if replay else None
+    if codes and not verdict.candidates:
+        # Whatever becomes of the replay: this is known by now.
+        session.note(f"{shown.sentence(verdict)} ({verdict.bad_ref})")
+    with session.progress() as progress:
+        behind = cause_behind(client, verdict, codes, progress)
+    if out is not None:
+        table, why = cause.for_file(verdict, behind, every=every)
+        if table is not None:
+            values.write(table, out)
+        else:
+            session.note(f"note: {why}, and {out} is not written")
+    clone = clone_name(client, verdict)
+    session.show(shown.verdict(verdict, behind, out, edge, clone, client.flags, every=every))
     if reports is not None:
-        reports.write(client, verdict, guilty)
+        reports.write(client, verdict, behind)
     if verdict.candidates:
         raise typer.Exit(2)

@@ -10,10 +10,11 @@ from ...client.app import StoredApp
 from ...errors import TooMuch
 from ...keep.verify.verify import Report
 from ...results import verdict as shown
-from ...search.verdict import Evaluation, Guilty, Verdict
+from ...search.causes import Behind
+from ...search.verdict import Evaluation, Verdict
 from ...store.versions.manifest import Table
 from ..service import Call
-from .replays import record_behind, replayed
+from .replays import cause_of, replayed
 from .searching import SearchAsked, Searcher, SearchStopped
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ class SearchFound:
     """What a search came to."""
 
     verdict: Verdict
-    guilty: Guilty | None
-    """The record behind it; None where the server has no program of the app."""
+    behind: Behind
+    """What is behind it; as far as the store tells, where the server has no program of the app."""
     notes: tuple[str, ...]
 
 
@@ -44,8 +45,8 @@ async def find(asked: Call, of: StoredApp, wrong: SearchAsked, on_step: Callable
     async def searched() -> SearchFound:
         with service.taking_long():  # until the thread has ended, whoever waits for it
             verdict = await service.in_thread(lambda: searcher.search(of, wrong, told))
-            guilty, notes = await searcher.wait_for(record_behind(service, verdict, of.called))
-            return SearchFound(verdict, guilty, notes)
+            behind, notes = await searcher.wait_for(cause_of(service, verdict, of.called))
+            return SearchFound(verdict, behind, notes)
 
     searching = asyncio.create_task(searched())
     searching.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody's, perhaps
@@ -112,6 +113,7 @@ def limited(found: SearchFound, limit: int) -> dict[str, Any]:
     verdict = found.verdict
     keys = verdict.keys.head(limit) if verdict.keys is not None else None
     less = replace(verdict, rows=verdict.rows.slice(0, limit), keys=keys)
-    data: Any = shown.verdict(less, found.guilty, None, "", "", "").data
+    data: Any = shown.verdict(less, found.behind, None, "", "", "").data
+    data["cause"]["records"] = data["cause"]["records"][:limit]
     is_cut = verdict.more_rows or verdict.rows.num_rows > limit or len(verdict.keys or ()) > limit
     return {**data, "notes": found.notes, "cut_off": is_cut}

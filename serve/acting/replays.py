@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ...client.replays import batch_of, record_if_any
+from ...client.replays import batch_of, cause_behind
 from ...errors import Refused
-from ...search.verdict import Guilty, Verdict
+from ...search.causes import Behind
+from ...search.verdict import Verdict
 from ..service import Service
 from ..sql import here
 
@@ -31,12 +32,12 @@ class BatchAsked:
     program: Path
 
 
-async def record_behind(service: Service, verdict: Verdict, called: str) -> tuple[Guilty | None, tuple[str, ...]]:
-    """The input record behind a verdict, and notes; None where there is no program of the app. Raises as `run`."""
+async def cause_of(service: Service, verdict: Verdict, called: str) -> tuple[Behind, tuple[str, ...]]:
+    """What is behind a verdict, and notes; without a program of the app, as far as the store tells. Raises as `run`."""
     program = service.options.programs.get(called)
     if program is None or verdict.candidates:
-        return None, ()
-    return await service.replays.run(_record, (verdict, program), service.options.long_s)
+        return await service.in_thread(lambda: (cause_behind(service.client, verdict, None), ()))
+    return await service.replays.run(_cause, (verdict, program), service.options.long_s)
 
 
 async def replayed(
@@ -52,8 +53,9 @@ async def replayed(
     return await service.replays.run(_replay, BatchAsked(ref, key, program), service.options.long_s)
 
 
-def _record(asked: tuple[Verdict, Path]) -> tuple[Guilty | None, tuple[str, ...]]:
-    return _noted(lambda: record_if_any(here(), *asked, lambda _doing: None))
+def _cause(asked: tuple[Verdict, Path]) -> tuple[Behind, tuple[str, ...]]:
+    verdict, program = asked
+    return _noted(lambda: cause_behind(here(), verdict, [program]))
 
 
 def _replay(asked: BatchAsked) -> tuple["Comparison", tuple[str, ...]]:

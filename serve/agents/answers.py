@@ -13,11 +13,14 @@ from ...moments.diff.moments import TableDiff
 from ...moments.query.log import LogEntry
 from ...results import verdict as shown
 from ...results.shown import encoded
+from ...search.causes import Cause
 from ...search.verdict import Guilty
 from ..acting.finding import SearchFound
 from .masking import Masking
 
 Document = dict[str, Any]
+MOST_RECORDS = 20
+"""Records of a cause that are named; all are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +135,30 @@ def verdict(found: SearchFound, limit: int, masking: Masking) -> Document:
         "keys_are_those_that_turned_bad": bool(keys is not None and keys.named),
         "keys": changes(keys, limit, masking) if keys is not None else [],
         "evaluations": of.evaluations,
-        "turned_more_than_once": bool(of.non_monotone),
-        "record": record(found.guilty, masking),
+        "turned_more_than_once": bool(of.bad_before or of.non_monotone),
+        "cause": cause(found.behind.cause, masking),
+        "record": record(found.behind.guilty, masking),
         "notes": [masking.mask.reason(note.removeprefix("note: ")) for note in found.notes],
+    }
+
+
+def cause(found: Cause, masking: Masking) -> Document:
+    """What is behind it: its class, whether that is proved, the records, and what shows it."""
+    evidence: Document = dict(found.evidence)
+    if "keys" in evidence:
+        evidence["keys"] = [masking.row(key) for key in evidence["keys"]]
+    for name in ("what", "note", "reason"):
+        if name in evidence:
+            evidence[name] = masking.mask.reason(masking.mask.sql(str(evidence[name])))
+    return {
+        "class": found.kind,
+        "proved": found.proved,
+        "sentence": masking.mask.reason(found.sentence) if found.kind == "unknown" else found.sentence,
+        "record": str(found.record) if found.record is not None else None,
+        "one_of": found.one_of,
+        "records": [*map(str, found.records[:MOST_RECORDS])],
+        "num_records": len(found.records),
+        "evidence": evidence,
     }
 
 

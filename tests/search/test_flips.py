@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.moments.cut.graph import Cut
 from slackwater.moments.query.sql import connect, run_query
-from slackwater.search.flips import Flips, scan
+from slackwater.search.flips import scan
 from slackwater.search.predicate import Predicate, Where, check
 from slackwater.search.session import Command
+from slackwater.search.verdict import Flips
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache

@@ -12,6 +12,7 @@ from slackwater.moments.diff.key_changes import KeyChanges
 from slackwater.moments.take.snapshots import pin
 from slackwater.results.render import html, markdown
 from slackwater.results.report import Case, Mask, document
+from slackwater.search.causes import Behind, Cause
 from slackwater.search.evidence import collect
 from slackwater.search.predicate import Where
 from slackwater.search.search import bisect
@@ -44,7 +45,8 @@ def real_case(cache: SstCache) -> Case:
         record, 1_735_689_785_123, b"N001", b'{"delay": 5000}', (("trace", b"4bf9"), ("schema", None))
     )
     guilty = Guilty(hops, message, "", (), verdict.keys)
-    return Case(verdict, guilty, evidence, "flights-staging", "", 1_790_000_000_000)
+    cause = Cause("record", True, f"{record} is the record behind it", record, None, (record,), {"alone": True})
+    return Case(verdict, Behind(cause, guilty), evidence, "flights-staging", "", 1_790_000_000_000)
 
 
 def with_values(case: Case, texts: Sequence[str], numbers: tuple[int, int], data: Sequence[bytes]) -> Case:
@@ -76,7 +78,7 @@ def with_values(case: Case, texts: Sequence[str], numbers: tuple[int, int], data
     return replace(
         case,
         verdict=replace(case.verdict, keys=keys, predicate=Where(sql)),
-        guilty=replace(case.guilty, message=message, keys=keys),
+        behind=replace(case.behind, found=replace(case.guilty, message=message, keys=keys)),
         evidence=replace(case.evidence, reached=reached),
     )
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from slackwater.results.picture import Point, Timeline, draw, timeline
 from slackwater.results.report import Case
+from slackwater.search.causes import Behind, unknown
 from slackwater.search.session import Command
 from slackwater.search.verdict import VersionRange
 from slackwater.store.versions.manifest import Program
@@ -35,6 +36,7 @@ def test_every_part_has_its_heading(parsed: Parsed) -> None:
         "The key right before the record, and with it",
         "The key before the commit, and after it",
         "When it turned",
+        "The cause",
         "The record",
         "What the commit read",
         "What it reached further on",
@@ -100,10 +102,10 @@ def test_a_record_that_cannot_be_told_has_a_reason_and_what_was_read(case: Case)
     windows = case.verdict.lineage.direct
     why = "a replay of legs@v21 does not send what it sent then. Has the code changed?"
     guilty = replace(case.guilty, message=None, reason=why, windows=windows, hops=case.guilty.hops[:1])
-    parsed = Parsed.of(reports(replace(case, guilty=guilty))[0])
+    parsed = Parsed.of(reports(replace(case, behind=Behind(unknown(why), guilty)))[0])
     assert f"The record cannot be told: {why}" in parsed.texts["p"]
     assert "the record behind it" not in parsed.texts["h1"][0]
-    parsed = Parsed.of(reports(replace(case, guilty=None))[0])
+    parsed = Parsed.of(reports(replace(case, behind=Behind(unknown("nothing was replayed"))))[0])
     assert any(text.startswith("Nothing was replayed") for text in parsed.texts["p"])
 
 
@@ -113,7 +115,7 @@ def test_a_verdict_that_leaves_several_commits_open_names_them_and_why(case: Cas
     unsure = replace(
         verdict, keys=None, steps=steps, candidates=(VersionRange("legs", 4, 9), VersionRange("aircraft", 5, 5))
     )
-    parsed = Parsed.of(reports(replace(case, verdict=unsure, guilty=None))[0])
+    parsed = Parsed.of(reports(replace(case, verdict=unsure, behind=Behind(unknown("the commit is not certain"))))[0])
     assert parsed.texts["h1"] == ["The first bad commit of flights is one of legs@v4..v9, aircraft@v5."]
     assert "bad at the latest" in parsed.texts["dt"]
     assert "As the commit is not certain, nothing was replayed." in parsed.texts["p"]

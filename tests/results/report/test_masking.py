@@ -1,6 +1,7 @@
 """No value gets into a report but as text; and none at all unless values are asked for."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -9,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from slackwater.printable import printable
 from slackwater.results.report import DOTS, Case, Mask
+from slackwater.search.causes import Behind, Cause
 
 from tests.models.profiles import scaled
 from tests.results.report.cases import Parsed, rendered, reports, with_values
@@ -139,3 +141,30 @@ def test_why_a_replay_failed_is_told_without_what_the_users_program_said() -> No
     reason = "stage 'legs' does not run: ledger.py:12: KeyError: 'alice'"
     assert Mask(show=False).reason(reason) == f"stage 'legs' does not run: {DOTS}"
     assert Mask(show=True).reason(reason) == reason
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        Cause(
+            "absence",
+            proved=True,
+            sentence="no record of the bad key came",
+            evidence={"keys": [{"tail": "alice"}], "num_keys": 1, "since": None, "read_to": {"flights[0]": 7}},
+        ),
+        Cause(
+            "operation",
+            proved=True,
+            sentence="carriers@v7 is an edit by hand, by ann@there",
+            evidence={"kind": "edit", "what": "UPDATE aircraft SET tail = 'alice' WHERE delay > 4711"},
+        ),
+        Cause(
+            "unknown", proved=False, sentence="not known: a task failed: alice", evidence={"reason": "failed: alice"}
+        ),
+    ],
+)
+def test_what_shows_a_cause_is_hidden_too(case: Case, cause: Cause) -> None:
+    told = replace(case, behind=Behind(cause))
+    hidden, shown = reports(told), reports(told, show=True)
+    assert all("alice" in text for text in shown)
+    assert not any("alice" in text or "4711" in text for text in hidden)

@@ -78,11 +78,14 @@ function Found({ answer, route, where }) {
   const look = { ...route, view: "rows", names: [answer.stage], at, against: atOf(good?.ref), where: "", key: "" };
   const names = Object.keys(answer.keys[0]?.key ?? {});
   return html`<section class="found" aria-label="What was found">
-    <h2>${answer.candidates?.length ? `One of ${answer.candidates.length} commits` : html`<a data-row href=${address(look)}>${answer.stage} v${bad.version}</a> is the first bad commit`}</h2>
+    <h2>${answer.candidates?.length ? `One of ${answer.candidates.length} commits` : html`<a data-row href=${address(look)}>${answer.stage} v${bad.version}</a> is ${answer.bad_before ? "one of the commits at which it went bad" : "the first bad commit"}`}</h2>
+    ${answer.bad_before && html`<p>it was bad before, at <a href=${address({ ...route, view: "rows", at: atOf(answer.bad_before), against: "" })}>${atOf(answer.bad_before)}</a></p>`}
+    ${answer.assumes_once && !answer.candidates?.length && html`<p class="note">assuming that it went from good to bad once</p>`}
     <p>committed <${Time} ms=${bad.time_ms} />; the last good one is ${good?.ref ? html`<a href=${address({ ...route, view: "rows", at: atOf(good.ref), against: "" })}>${atOf(good.ref)}</a>` : "before the first"}; ${plural(answer.evaluations, "evaluation")}.</p>
     <dl class="lineage"><div><dt>it read</dt><dd>${offsets(answer.windows) || "no record"}</dd></div>
       <div><dt>which came from</dt><dd class="sources">${offsets(answer.source_windows) || "no record"}</dd></div></dl>
-    <${Record} record=${answer.record} route=${route} where=${where} />
+    <${Cause} cause=${answer.cause} />
+    <${Record} cause=${answer.cause} record=${answer.record} route=${route} where=${where} />
     ${answer.keys.length > 0 && html`<h3>${plural(answer.keys.length, "key")} turned bad</h3>
       <div class="scroll" tabindex="0" role="region" aria-label="Keys that turned bad"><table class="grid"><thead><tr>${names.map((name) => html`<th scope="col">${name}</th>`)}<th scope="col">before</th><th scope="col">after</th></tr></thead>
       <tbody>${answer.keys.slice(0, MOST_KEYS).map((each) => html`<tr>${names.map((name) => html`<td><a href=${address({ ...route, view: "key", names: [answer.stage, names.length > 1 ? JSON.stringify(Object.values(each.key)) : value(each.key[name])], at })}>${shortened(value(each.key[name]))}</a></td>`)}<td>${sideOf(each.before)}</td><td>${sideOf(each.after)}</td></tr>`)}</tbody></table></div>`}
@@ -92,8 +95,18 @@ function Found({ answer, route, where }) {
 
 const sideOf = (row) => (row ? Object.entries(row).map(([name, of]) => html`<span class="pair"><span class="note">${printable(name)}</span> ${shortened(value(of))}</span>`) : html`<span class="note">no row</span>`);
 
+// What is behind the commit, and what shows it; of a record, the record does.
+function Cause({ cause }) {
+  if (!cause || cause.class === "unknown") return null;
+  const shown = Object.entries(cause.evidence).filter(([name, of]) => of != null && !["alone", "needs", "num_keys"].includes(name));
+  return html`<h3>${cause.sentence}</h3>
+    ${cause.class !== "record" && shown.length > 0 && html`<dl class="lineage">${shown.map(([name, of]) => html`<div><dt>${printable(name.replaceAll("_", " "))}</dt><dd>${shortened(value(of), 300)}</dd></div>`)}</dl>`}
+    ${cause.records.length > 1 && html`<ol class="hops">${cause.records.slice(0, MOST_KEYS).map((each) => html`<li><code>${each}</code></li>`)}</ol>`}`;
+}
+
 // The record and its way; where the server has no program to run again, how to have it.
-function Record({ record, route, where }) {
+function Record({ cause, record, route, where }) {
+  if (!record?.address && cause && cause.class !== "unknown") return null;
   if (!record?.address) {
     return html`<p class="note">${record?.reason ? `Which record it was cannot be told: ${record.reason}` : "Which of these records it was, a replay says, with the program's file and a Spark:"}</p>
       <${Command} label="the record" line=${command("bisect", route.app, "--where", where, "--code", "PROGRAM.py")} />`;

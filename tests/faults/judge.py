@@ -1,0 +1,217 @@
+"""What is true of a planted fault, by the records that were sent, and what of a verdict is not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slackwater.moments.cut.resolve import resolve
+
+from tests.faults.apps import EVENT_TTL_S
+from tests.faults.history import History, Record
+from tests.faults.plants import DELAY_MS, MINUTE_MS, Plant
+
+_ADDRESS = re.compile(r"[\w.-]+\[\d+\]@\d+(?:\+\d+)?")
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What may be said of one fault."""
+
+    topics: frozenset[str]
+    """The users' topics: an address in another one is that of a row between two stages."""
+    turns: tuple[int, ...]
+    """The versions of the stage at which it turned bad."""
+    guilty: frozenset[str]
+    """Addresses that may be named as records at fault."""
+    first: Mapping[int, frozenset[str]]
+    """By version of these, the first records at fault in it: several where they have no order."""
+    in_batch: Mapping[int, tuple[str, ...]]
+    """By version, all records at fault that came to the stage with it."""
+    movers: frozenset[str] = frozenset()
+    """Records of which each moved the watermark, or the clock, so far that others were late, or had expired."""
+    late: frozenset[str] = frozenset()
+    """Records that may be named as late."""
+    changed: int | None = None
+    """The first version of the stage under the second release."""
+    operations: frozenset[tuple[str, int]] = frozenset()
+    """The stages, and their versions, that are the operation."""
+
+
+def truth(history: History, plant: Plant) -> Truth | None:
+    """What is true of a plant, once its history has run; None where it never was bad.
+
+    That is where a wrong row was corrected in the batch that brought it.
+    """
+    after = 0
+    if plant.good:
+        after = resolve(history.store, f"{history.app}@{plant.good}", now_ms=0).stages[plant.stage].version
+    turns = history.turns(plant.stage, plant.where, after)
+    if not turns:
+        return None
+    brought = {
+        # What waited in a state came before.
+        version: history.read_by(plant.stage, version, plant.guilty)
+        or history.read_up_to(plant.stage, version, plant.guilty)
+        for version in turns
+    }
+    late = history.read_by(plant.stage, turns[0], plant.late)
+    second = (
+        manifest.version
+        for manifest in history.versions(plant.stage)
+        if manifest.program is not None and manifest.program.path.endswith("release2.py")
+    )
+    operations = (
+        (stage, manifest.version)
+        for stage in (*history.shape.stages, plant.stage)
+        for manifest in history.versions(stage)
+        if manifest.kind == plant.operation_kind
+    )
+    return Truth(
+        topics=frozenset(record.topic for record in history.sent),
+        turns=tuple(turns),
+        guilty=frozenset(record.address for record in plant.guilty),
+        first={version: frozenset(_first(history, plant.stage, some)) for version, some in brought.items()},
+        in_batch={version: tuple(record.address for record in some) for version, some in brought.items()},
+        movers=frozenset(record.address for record in _movers(history, plant, turns[0], late)),
+        late=frozenset(record.address for record in late),
+        changed=next(second, None),
+        operations=frozenset(operations),
+    )
+
+
+def _first(history: History, stage: str, records: list[Record]) -> Iterator[str]:
+    """Of records the first: by the version that read the topic, then by offset in it, then by time.
+
+    Between partitions records of one time have no order, and all of these are given.
+    """
+    source = "pairs" if stage == "settled" else next(iter(history.shape.stages), stage)
+    found = list[Record]()
+    for manifest in history.versions(source):
+        if found := history.read_by(source, manifest.version, records):
+            break
+    heads: dict[tuple[str, int], Record] = {}
+    for record in sorted(found, key=lambda each: each.offset):
+        heads.setdefault((record.topic, record.partition), record)
+    least = min((record.time_ms for record in heads.values()), default=0)
+    return (record.address for record in heads.values() if record.time_ms == least)
+
+
+def _movers(history: History, plant: Plant, version: int, late: list[Record]) -> list[Record]:
+    """The records that had moved the watermark past the window of a late one, or the clock past the life of a row."""
+    orders = [record for record in history.sent if not record.refund]
+    if plant.name == "expiry":
+        (kept,) = (record for _, record in plant.records)
+        return [
+            record
+            for record in history.read_up_to(plant.stage, version, orders)
+            if record.number("seq") >= kept.number("seq") + EVENT_TTL_S
+        ]
+    if not late:
+        return []
+    end = min(record.number("ts") // MINUTE_MS * MINUTE_MS + MINUTE_MS for record in late)
+    # Late they were where the windows are, by what had been read there before.
+    found = next(each.version for each in history.versions("win") if history.read_by("win", each.version, late))
+    before = history.read_up_to("win", found - 1, orders)
+    return [record for record in before if record.number("ts") - DELAY_MS >= end]
+
+
+def wrong(verdict: Mapping[str, Any], shown: str, plant: Plant, truth: Truth, *, whole: bool) -> Iterator[str]:
+    """What of a verdict is not so: as `bisect --json` gives it, and its title for people.
+
+    `whole` is whether it was given all programs: otherwise it may leave open what it is, and names no other record.
+    """
+    stage, version, cause = verdict["stage"], verdict["first_bad"]["version"], verdict["cause"]
+    if stage != plant.stage or version not in truth.turns:
+        yield f"the commit: {stage}@v{version}, and it turned bad at {plant.stage}@v{truth.turns}"
+        return
+    if "is the first bad commit" in shown and version != truth.turns[0]:
+        yield f"v{version} is called the first bad commit, and v{truth.turns[0]} was bad before"
+    if cause is None:
+        if whole:
+            yield "no cause is given"
+        return
+    yield from _names(verdict, cause, truth)
+    if not whole and (cause["class"] == "unknown" or not cause["proved"]):
+        return
+    if cause["class"] not in plant.causes:
+        right = "/".join(sorted(plant.causes))
+        yield f"the class: {cause['class']} (proved: {cause['proved']}), and it is {right}: {cause['sentence']}"
+        return
+    if not cause["proved"]:
+        yield f"it is not proved: {cause['sentence']}"
+    if whole:
+        yield from _record(cause, plant, truth, version)
+    yield from _evidence(cause, plant, truth, version)
+
+
+def _names(verdict: Mapping[str, Any], cause: Mapping[str, Any], truth: Truth) -> Iterator[str]:
+    """Healthy records that it names, whatever it calls them."""
+    evidence = dict(cause["evidence"])
+    moved_by, late = evidence.pop("moved_by", None), evidence.pop("late", None)
+    evidence.pop("read_to", None)
+    for what, named, right in (("moved by", moved_by, truth.movers), ("late", late, truth.late)):
+        if not right.issuperset(_users(truth, named)):
+            yield f"{what} {named}, and the right ones are {sorted(right)[:5]}"
+    way = verdict["record"] or {}
+    in_words = _users(truth, cause["sentence"]) - truth.movers
+    accused = _users(truth, (cause["record"], cause["records"], evidence, way.get("address"), way.get("hops")))
+    for address in sorted((accused | in_words) - truth.guilty - truth.late):
+        yield f"a healthy record is named: {address}; at fault: {sorted(truth.guilty)}: {cause['sentence']}"
+
+
+def _users(truth: Truth, text: object) -> set[str]:
+    """The addresses in a text that are of users' topics."""
+    return {address for address in _ADDRESS.findall(str(text)) if address.rpartition("[")[0] in truth.topics}
+
+
+def _record(cause: Mapping[str, Any], plant: Plant, truth: Truth, version: int) -> Iterator[str]:
+    """What is not so of the record that is named."""
+    if plant.name == "watermark":
+        return  # it has its own in the evidence
+    if plant.name == "duplicate":
+        if set(cause["records"]) != truth.guilty:
+            yield f"the records: {cause['records']}, and they are {sorted(truth.guilty)}"
+        return
+    first, brought = truth.first.get(version, frozenset()), truth.in_batch.get(version, ())
+    if not first:
+        if cause["record"] is not None:
+            yield f"the record: {cause['record']}, and there is none at fault"
+        return
+    if cause["record"] not in first:
+        yield f"the record: {cause['record']}, and the first is {_list(first)} of {_list(brought)}"
+    elif (cause["one_of"] or 1) != len(first):
+        yield f"one of {cause['one_of']}, and {len(first)} are as early: {_list(first)}"
+    if plant.name == "several records" and len(brought) > 1 and cause["class"] != "records":
+        yield f"the class: {cause['class']}, and {len(brought)} records are at fault: {_list(brought)}"
+    if cause["class"] == "records" and not set(cause["records"]) <= set(brought):
+        yield f"the records: {cause['records']}, and they are {_list(brought)}"
+
+
+def _list(addresses: Iterable[str]) -> str:
+    return ", ".join(sorted(addresses))
+
+
+def _evidence(cause: Mapping[str, Any], plant: Plant, truth: Truth, version: int) -> Iterator[str]:
+    """What is not so of what shows it."""
+    evidence = cause["evidence"]
+    match cause["class"]:
+        case "deploy":
+            paths = [str(evidence[side]["path"]).rpartition("/")[2] for side in ("from", "to")]
+            if paths != ["release1.py", "release2.py"]:
+                yield f"the program changed from {paths[0]} to {paths[1]}"
+            if evidence["stage"] == plant.stage and evidence["version"] != truth.changed:
+                found = f"{evidence['stage']}@v{evidence['version']}"
+                yield f"the program changed at {found}, and it did at v{truth.changed}"
+        case "operation":
+            found = evidence["stage"], evidence["version"]
+            if evidence["kind"] != plant.operation_kind or found not in truth.operations:
+                yield f"{evidence['kind']} at {found}, and it was {plant.operation_kind} at {sorted(truth.operations)}"
+        case "time" if evidence["version"] != version:
+            yield f"time at v{evidence['version']}, and it was at v{version}"
+        case "absence" if plant.key not in str(evidence):
+            yield f"absent is {evidence}, and it is {plant.key}"
+        case "watermark" if not evidence.get("moved_by"):
+            yield "no record is named that moved the watermark"

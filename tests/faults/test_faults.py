@@ -1,0 +1,38 @@
+"""Of every fault that is planted the class and the record are named, and never a healthy record."""
+
+from pathlib import Path
+
+import pytest
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+
+from tests.faults.plants import CLASSES
+from tests.faults.run import SEEDS, table
+from tests.faults.trial import ALL, trial
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+
+def check(kafka: EmbeddedKafka, folder: Path, seed: int, *names: str) -> None:
+    """All that is said of the faults of a seed is so, and of each class one was there to be found."""
+    outcomes = list(trial(kafka.bootstrap, folder, seed, names, partial=len(names) == len(CLASSES)))
+    wrong = [(outcome.name, outcome.asked, outcome.wrong, outcome.repeat) for outcome in outcomes if outcome.wrong]
+    assert wrong == [], table(outcomes)
+    assert {outcome.name for outcome in outcomes if outcome.asked == ALL} == set(names), table(outcomes)
+
+
+def test_a_record_among_rejected_ones_is_named_and_one_that_waited_in_a_join(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    check(kafka, tmp_path, 3, "rejected", "join")
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("seed", range(5))
+def test_a_fault_of_each_class_is_told_for_what_it_is(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+    check(kafka, tmp_path, seed, *CLASSES)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_so_it_is_of_many_more(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+    check(kafka, tmp_path, seed, *CLASSES)

@@ -1,0 +1,128 @@
+"""The judge of verdicts calls wrong whatever is not so, and nothing else."""
+
+from typing import Any
+
+import pytest
+
+from tests.faults.history import Record
+from tests.faults.judge import Truth, wrong
+from tests.faults.plants import Plant
+
+BAD, LATER, HEALTHY = "t[0]@7", "t[1]@9", "t[0]@3"
+
+
+def a_plant(name: str, *causes: str) -> Plant:
+    return Plant(name, "totals", "FROM totals", frozenset(causes), guilty=[Record({})], key="p1", operation_kind="edit")
+
+
+def the_truth(**more: Any) -> Truth:
+    known: dict[str, Any] = {
+        "topics": frozenset({"t"}),
+        "turns": (4,),
+        "guilty": frozenset({BAD, LATER}),
+        "first": {4: frozenset({BAD})},
+        "in_batch": {4: (BAD, LATER)},
+    }
+    return Truth(**(known | more))
+
+
+def a_verdict(kind: str, *, version: int = 4, record: str | None = None, **more: Any) -> dict[str, Any]:
+    cause = {"class": kind, "proved": True, "sentence": "so it is", "record": record, "one_of": None}
+    cause |= {"records": [record] if record else [], "evidence": {}} | more
+    return {"stage": "totals", "first_bad": {"version": version}, "cause": cause, "record": None}
+
+
+def said(verdict: dict[str, Any], plant: Plant, truth: Truth, *, whole: bool = True, shown: str = "") -> str:
+    return "; ".join(wrong(verdict, shown, plant, truth, whole=whole))
+
+
+RECORDS = a_plant("several records", "record", "records")
+
+
+def test_the_first_record_and_those_after_it_are_right() -> None:
+    assert said(a_verdict("records", record=BAD, records=[BAD, LATER]), RECORDS, the_truth()) == ""
+
+
+@pytest.mark.parametrize(
+    ("verdict", "what"),
+    [
+        (a_verdict("records", record=LATER), "the first is"),
+        (a_verdict("records", record=BAD, records=[BAD, HEALTHY]), "a healthy record is named"),
+        (a_verdict("records", record=BAD, sentence=f"after {HEALTHY}"), "a healthy record is named"),
+        (a_verdict("records", record=BAD, one_of=2), "are as early"),
+        (a_verdict("record", record=BAD), "2 records are at fault"),
+        (a_verdict("records", record=BAD, proved=False), "not proved"),
+        (a_verdict("deploy"), "the class"),
+        (a_verdict("unknown"), "the class"),
+        (a_verdict("records", version=5, record=BAD), "the commit"),
+        ({**a_verdict("records"), "cause": None}, "no cause"),
+    ],
+)
+def test_what_is_not_so_of_records_is_wrong(verdict: dict[str, Any], what: str) -> None:
+    assert what in said(verdict, RECORDS, the_truth())
+
+
+def test_records_that_have_no_order_are_one_of_so_many() -> None:
+    truth = the_truth(first={4: frozenset({BAD, LATER})})
+    assert said(a_verdict("records", record=LATER, one_of=2), RECORDS, truth) == ""
+    assert "are as early" in said(a_verdict("records", record=LATER), RECORDS, truth)
+
+
+def test_a_row_between_two_stages_is_no_record_of_a_user() -> None:
+    verdict = a_verdict("records", record=BAD, evidence={"alone": "app-by-key-repartition[0]@3+1"})
+    assert said(verdict, RECORDS, the_truth()) == ""
+
+
+def test_with_less_it_may_leave_open_what_it_is_and_names_no_healthy_record() -> None:
+    assert said(a_verdict("unknown"), RECORDS, the_truth(), whole=False) == ""
+    assert said(a_verdict("deploy", proved=False), RECORDS, the_truth(), whole=False) == ""
+    assert "the class" in said(a_verdict("deploy"), RECORDS, the_truth(), whole=False)
+    unknown = a_verdict("unknown", sentence=f"perhaps {HEALTHY}")
+    assert "a healthy record" in said(unknown, RECORDS, the_truth(), whole=False)
+
+
+def test_a_fault_without_a_record_has_none() -> None:
+    plant, truth = a_plant("absence", "absence"), the_truth(guilty=frozenset(), first={}, in_batch={})
+    assert said(a_verdict("absence", evidence={"keys": [{"k": "p1"}]}), plant, truth) == ""
+    assert "absent is" in said(a_verdict("absence", evidence={"keys": [{"k": "a3"}]}), plant, truth)
+    assert "a healthy record" in said(a_verdict("record", record=HEALTHY), plant, truth)
+
+
+def test_both_records_of_a_duplicate_are_named() -> None:
+    plant = a_plant("duplicate", "duplicate")
+    assert said(a_verdict("duplicate", record=BAD, records=[BAD, LATER]), plant, the_truth()) == ""
+    assert "the records" in said(a_verdict("duplicate", record=BAD), plant, the_truth())
+
+
+def test_a_watermark_is_moved_by_a_record_that_did_and_makes_those_late_that_were() -> None:
+    plant = a_plant("watermark", "watermark")
+    truth = the_truth(guilty=frozenset({BAD}), movers=frozenset({BAD}), late=frozenset({LATER}))
+    evidence = {"late": LATER, "moved_by": BAD, "moved_version": 2}
+    assert said(a_verdict("watermark", evidence=evidence), plant, truth) == ""
+    assert "moved by" in said(a_verdict("watermark", evidence=evidence | {"moved_by": HEALTHY}), plant, truth)
+    assert "late t[0]@3" in said(a_verdict("watermark", evidence=evidence | {"late": HEALTHY}), plant, truth)
+    assert "no record is named" in said(a_verdict("watermark", evidence={"late": LATER}), plant, truth)
+
+
+def test_a_deploy_an_operation_and_a_time_have_their_versions() -> None:
+    none = {"guilty": frozenset(), "first": {}, "in_batch": {}}
+    deploy, truth = a_plant("deploy", "deploy"), the_truth(changed=3, **none)
+    ran = {"from": {"path": "/x/release1.py"}, "to": {"path": "/x/release2.py"}, "stage": "totals", "version": 3}
+    assert said(a_verdict("deploy", evidence=ran), deploy, truth) == ""
+    assert "the program changed at" in said(a_verdict("deploy", evidence=ran | {"version": 2}), deploy, truth)
+    assert "from" in said(a_verdict("deploy", evidence=ran | {"to": ran["from"]}), deploy, truth)
+    edit, known = a_plant("operation", "operation"), the_truth(operations=frozenset({("totals", 4)}), **none)
+    done = {"kind": "edit", "stage": "totals", "version": 4}
+    assert said(a_verdict("operation", evidence=done), edit, known) == ""
+    assert "it was edit" in said(a_verdict("operation", evidence=done | {"version": 3}), edit, known)
+    assert "it was edit" in said(a_verdict("operation", evidence=done | {"kind": "reset"}), edit, known)
+    time = a_plant("expiry", "time")
+    assert said(a_verdict("time", evidence={"version": 4}), time, the_truth(**none)) == ""
+    assert "time at v5" in said(a_verdict("time", evidence={"version": 5}), time, the_truth(**none))
+
+
+def test_what_is_called_the_first_bad_commit_is_the_first() -> None:
+    truth = the_truth(turns=(2, 4))
+    verdict = a_verdict("records", record=BAD, records=[BAD, LATER])
+    assert "was bad before" in said(verdict, RECORDS, truth, shown="totals v4 is the first bad commit of x")
+    assert said(verdict, RECORDS, truth, shown="totals v4 is one of the commits") == ""
