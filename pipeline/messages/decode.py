@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import BadRecord, NotFound, Refused, Usage
+from ...validation import installing
 from ..source.worker import ERROR_MARK
 from .avro import AvroReader
 from .json_schema import JsonReader
@@ -81,7 +82,7 @@ def decode(
     from ..source.spark_types import spark_type_of
 
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise Refused(f"decode needs {', '.join(missing)}", hint="pip install 'slackwater[registry]'")
+        raise Refused(f"decode needs {', '.join(missing)}", hint=installing("registry"))
     if not hasattr(F, "arrow_udf"):
         raise Refused("decode needs functions of Arrow, which Spark has from 4.1 on", hint="run on a later Spark")
     if mode not in ("FAILFAST", "PERMISSIVE"):
