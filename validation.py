@@ -1,4 +1,4 @@
-"""Checks of what programs and people give: numbers that are whole or finite, and words that are among the known ones.
+"""Checks of what programs and people give: numbers that are whole or finite, words that are known, what is installed.
 
 Numbers are checked where they are given. What is stored is read by its type, and neither 64000000.0 for a count nor a
 ratio that JSON has no word for would be taken back.
@@ -11,6 +11,11 @@ from difflib import get_close_matches
 from numbers import Integral, Real
 
 from .errors import Usage
+
+
+def installing(extras: str) -> str:
+    """The hint that says how to install what these extras bring. There is no release yet: it is done from a clone."""
+    return f"in a clone of slackwater: pip install -c constraints.txt '.[{extras}]'"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from ..moments.cut.graph import Cut
 from ..moments.cut.refs import parse
 from ..moments.take.audit_log import record
 from ..store.versions.apps import in_folder
+from ..validation import installing
 from .backends import Backends
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class IcebergTables:
         self, client: Backends, ref: str, root: str, *, tables: Collection[str] = (), keep_ms: int = KEEP_MS
     ) -> None:
         if find_spec("pyiceberg") is None:
-            raise Refused("Iceberg tables need the package pyiceberg", hint="pip install 'slackwater[iceberg]'")
+            raise Refused("Iceberg tables need the package pyiceberg", hint=installing("iceberg"))
         from ..keep.iceberg.export import IcebergExport
 
         self.ref = ref

@@ -275,7 +275,7 @@ class Moment(Shown):
         Raises:
             Usage: the root or the span is malformed.
             NotFound: there is no such table.
-            Refused: pyiceberg is not installed (`slackwater[iceberg]`), the folder is another table's, or a table
+            Refused: pyiceberg is not installed (the extra `iceberg`), the folder is another table's, or a table
                 cannot be said in Iceberg.
         """
         from ..results.rows import iceberg_tables

@@ -2,9 +2,12 @@
 
 import gc
 import json
+import re
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
@@ -15,6 +18,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.testing import MemoryKafka, Ran, Record, run
+
+from .support.static import ROOT
 
 ORDERS = [
     {"country": country, "cents": 37 * number % 101}
@@ -109,6 +114,24 @@ def test_a_later_run_goes_on_from_an_earlier_one(ran: Ran) -> None:
     assert {row["country"]: (row["orders"], row["cents"]) for row in later.rows("countries")} == sums(ORDERS + more)
     # The first result is a moment, which nothing changes.
     assert {row["country"]: (row["orders"], row["cents"]) for row in ran.rows("countries")} == sums(ORDERS)
+
+
+@pytest.mark.spark
+def test_the_first_test_of_the_documentation_passes_on_the_readmes_app(one_spark: None) -> None:
+    def block(page: str, beginning: str) -> str:
+        found = re.search(rf"```python\n({beginning}.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+        assert found is not None
+        return found[1]
+
+    shop_module = ModuleType("shop")
+    sys.modules["shop"] = shop_module
+    try:
+        exec(block("README.md", "import slackwater"), vars(shop_module))  # noqa: S102  the page's own
+        names: dict[str, Any] = {}
+        exec(block("docs/testing-your-app.md", "from slackwater.testing import run"), names)  # noqa: S102
+        names["test_orders_are_counted_by_country"]()
+    finally:
+        del sys.modules["shop"]
 
 
 @pytest.mark.spark

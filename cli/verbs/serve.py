@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import NotFound, Refused, Usage
+from ...validation import installing
 from ..options import DRY_RUN, Many, argument, flag, option, pairs, span
 from ..session import Session, group, verb
 
@@ -101,9 +102,9 @@ def _check_installed(*, mcp: bool) -> None:
     from importlib.util import find_spec
 
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise Refused(f"a server needs {', '.join(missing)}", hint="pip install 'slackwater[serve]'")
+        raise Refused(f"a server needs {', '.join(missing)}", hint=installing("serve"))
     if mcp and find_spec("mcp") is None:
-        raise Refused("serving agents needs mcp", hint="pip install 'slackwater[serve,agents]'")
+        raise Refused("serving agents needs mcp", hint=installing("serve,agents"))
 
 
 def _programs(code: Many) -> dict[str, Path]:

@@ -84,7 +84,7 @@ class App:
         columns = several(key or (), str)
 
         def declare(transform: Transform) -> Transform:
-            stage_name = check_name("stage", name or getattr(transform, "__name__", type(transform).__name__))
+            stage_name = check_name("stage", name or str(getattr(transform, "__name__", type(transform).__name__)))
 
             def count(knob: str, value: int | None, least: int) -> int | None:
                 return None if value is None else whole(f"stage {stage_name!r}: {knob}", value, least)
@@ -131,6 +131,14 @@ class App:
                 self.key_of(stage)
         return tuple(self.stages[name] for name in self._upstream().static_order())
 
+    def check_declared(self) -> None:
+        """Raise `Usage` where the app has no stage: to be asked when all are declared."""
+        if not self.stages:
+            raise Usage(
+                f"app {self.name!r} has no stage, so it would do nothing",
+                hint="declare one: @app.stage(reads=..., state=...) above a function",
+            )
+
     def beginning(self, starts: Mapping[str, StartingOffsets]) -> Self:
         """The app with other starting offsets of the topics of these names."""
 
@@ -162,11 +170,7 @@ class App:
 
         Raises `Usage` where the app has none, `NotFound`, and as `in_order`.
         """
-        if not self.stages:
-            raise Usage(
-                f"app {self.name!r} has no stage, so it would do nothing",
-                hint="declare one: @app.stage(reads=..., state=...) above a function",
-            )
+        self.check_declared()
         for name in names:
             if name not in self.stages:
                 raise NotFound(f"stage of app {self.name!r}", name, self.stages)

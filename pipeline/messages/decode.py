@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import BadRecord, NotFound, Refused, Usage
+from ...validation import installing
 from ..source.worker import ERROR_MARK
 from .avro import AvroReader
 from .json_schema import JsonReader
@@ -86,7 +87,7 @@ def decode(
     from pyspark.sql import functions as F
 
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise Refused(f"decode needs {', '.join(missing)}", hint="pip install 'slackwater[registry]'")
+        raise Refused(f"decode needs {', '.join(missing)}", hint=installing("registry"))
     if not hasattr(F, "arrow_udf"):
         raise Refused("decode needs functions of Arrow, which Spark has from 4.1 on", hint="run on a later Spark")
     fails = _checked_mode(mode, reason) == "FAILFAST"

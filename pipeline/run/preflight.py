@@ -81,9 +81,10 @@ def preflight(app: App, options: Options, news: News) -> Start:
     limits = {stage.name: limits_of(stage, options) for stage in stages}
     check_start(options.master, options.spark_conf)
     kafka = open_kafka(options.kafka)
+    # An address that cannot be meant is told before anything is waited for.
+    opened = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
     news.doing(f"waiting for {kafka.name}")
     wait_for(kafka, options.patience_s)
-    opened = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
     store = CountingStore(opened)
     news.doing("checking the app")
     folders = apps.folders_of(store, app.name)

@@ -28,7 +28,7 @@ def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = 
     """The app that a Python file declares; with a `name`, as the app of that name, for example as a clone.
 
     With a `store`, under the name of the folder that this app has there. Raises as `module_of`, and `Usage` where it
-    declares no app, or several.
+    declares no app, several, or one without a stage.
     """
     module = module_of(path)
     found = {id(value): value for value in vars(module).values() if isinstance(value, App)}
@@ -44,6 +44,7 @@ def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = 
             hint="give each app a file of its own; one that another file declares is imported there as a module",
         )
     (app,) = found.values()
+    app.check_declared()
     called = name or app.name
     return replace(app, name=folder_of(store, called) if store is not None else called, file=Path(path).resolve())
 

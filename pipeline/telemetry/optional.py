@@ -5,6 +5,8 @@ import sys
 import time
 from importlib.util import find_spec
 
+from ...validation import installing
+
 _log = logging.getLogger("slackwater")
 
 _AGAIN_S = 600.0
@@ -17,7 +19,7 @@ def is_missing(module: str, what: str, extra: str) -> bool:
     except ModuleNotFoundError:  # of the package above it
         there = False
     if not there:
-        _log.warning("%s is configured, and its client is not installed: pip install 'slackwater[%s]'", what, extra)
+        _log.warning("%s is configured, and its client is not installed: %s", what, installing(extra))
     return not there
 
 

@@ -1,5 +1,6 @@
 """From a store root as the user writes it to a store."""
 
+import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +18,7 @@ PATIENCE_S = 60.0
 
 _SUPPORTED = "s3://bucket/prefix or a local folder"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+_WINDOWS = re.compile(r"[A-Za-z]:\\")
 _CREDENTIALS = re.compile(r"(?i:s3[an]?)://?[^/]*@|[^:]*://?[^/:]*:.*@")
 _ANY_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _IN_MEMORY = re.compile(r"memory:[0-9]{1,18}")
@@ -57,6 +59,8 @@ def open_store(
     others = partial(open_store, patience_s=patience_s, settings=settings, place=place)
     scheme = _SCHEME.match(url)
     if scheme is None:
+        if _WINDOWS.match(url) and os.name != "nt":
+            raise Usage(f"store {url!r} is a path of Windows; expected {_SUPPORTED}")
         return _folder(url, url, others)
     if _CREDENTIALS.match(url):
         # Nor is the root repeated: what is written there is often a secret.

@@ -1,4 +1,4 @@
-"""Feeders of the documentation and of the examples tell of an event that did not reach Kafka, also by their exit code."""
+"""Feeders of the documentation and of the examples tell of an event that did not arrive, also by their exit code."""
 
 import re
 import subprocess

@@ -93,4 +93,4 @@ def test_without_pyiceberg_it_says_how_to_get_it(app: FlightsApp, monkeypatch: p
     result = slackwater("export", "flights", "--iceberg", "lake")
     assert result.exit_code == 1
     assert "Iceberg tables need the package pyiceberg" in result.stderr
-    assert "pip install 'slackwater[iceberg]'" in result.stderr
+    assert "pip install -c constraints.txt '.[iceberg]'" in result.stderr

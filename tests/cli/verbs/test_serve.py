@@ -86,7 +86,7 @@ def test_without_what_a_server_needs_it_says_what_to_install(app: FlightsApp, mo
     refused = slackwater("serve")
     assert refused.exit_code == 1
     assert "a server needs pebble" in refused.stderr
-    assert "slackwater[serve]" in refused.stderr
+    assert "'.[serve]'" in refused.stderr
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "mcp" else object())
     for words in (("serve", "--mcp"), ("mcp",)):
-        assert "slackwater[serve,agents]" in slackwater(*words).stderr
+        assert "'.[serve,agents]'" in slackwater(*words).stderr

@@ -94,6 +94,10 @@ def test_a_program_that_cannot_run_is_named_with_what_to_do(lines: list[str], sa
     [
         (("--master", "local[x"), "the master is 'local[x'; expected local[4], local[*]"),
         (("--master", "lokal"), "the master is 'lokal'; expected local[4], local[*]"),
+        (("--store", "gs://bucket/x"), "gs:// is not supported; expected s3://bucket/prefix or a local folder"),
+        (("--store", "S3:/slackwater"), "names no usable bucket"),
+        (("--store", __file__), "is a file; expected s3://bucket/prefix or a local folder"),
+        (("--store", "C:\\state"), "is a path of Windows; expected s3://bucket/prefix or a local folder"),
         (("--trigger", "10"), "10"),
         (("--max-records", "0"), "greater than or equal to 1"),
     ],
