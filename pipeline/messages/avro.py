@@ -38,7 +38,6 @@ class AvroReader(Reader):
         """Raises `Refused` for a schema of which no columns can be made."""
         self._node = parsed(schema)
         self.type = column_type(self._node)
-        _layout_of(schema)
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
         """See `Reader`."""

@@ -5,6 +5,7 @@ https://avro.apache.org/docs/1.12.0/specification/#schema-record (the table "fie
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -13,7 +14,11 @@ import pyarrow as pa
 from ...errors import Refused
 from .avro_schema import Node, branches, column_type
 
-_MICROSECONDS = {"millis": lambda number: number * 1000, "micros": int, "nanos": lambda number: number // 1000}
+_MICROSECONDS: dict[str, Callable[[int], int]] = {
+    "millis": lambda number: number * 1000,
+    "micros": int,
+    "nanos": lambda number: number // 1000,
+}
 _KINDS: dict[str, Any] = {
     "boolean": bool,
     "int": int,

@@ -88,6 +88,7 @@ statements = st.one_of(
     st.just("MERGE INTO carriers c USING (VALUES ('C1'), ('new')) v(k) ON c.carrier = v.k "
             "WHEN MATCHED THEN UPDATE SET delay = 0 WHEN NOT MATCHED THEN INSERT VALUES (v.k, 1, 2, 3)"),
     st.just("UPDATE carriers SET flights = (SELECT count(*) FROM aircraft)"),
+    st.just("/* c */ UPDATE carriers SET delay = 1 WHERE flights > 2; -- c"),
 )  # fmt: skip
 
 

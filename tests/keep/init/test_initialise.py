@@ -178,7 +178,7 @@ def test_statements_before_the_query_are_run_and_csv_is_read(tmp_path: Path) -> 
     by_file, by_sql = MemoryStore(), MemoryStore()
     initialise(by_file, FIRST, RowSource(str(file)))
     quoted = str(file).replace("'", "''")
-    initialise(by_sql, FIRST, RowSource(sql=f"CREATE TABLE t AS FROM '{quoted}'; SELECT * FROM t"))
+    initialise(by_sql, FIRST, RowSource(sql=f"CREATE TABLE t AS FROM '{quoted}'; SELECT * FROM t -- all; of them"))
     assert stored(by_file) == stored(by_sql)
     assert [row["delay"] for row in stored(by_file)].count(None) == 1
     with pytest.raises(Usage, match="returns no rows"):

@@ -298,7 +298,6 @@ def test_json_is_typed_by_its_schema_and_each_message_is_one_value() -> None:
         (Schema("AVRO", "{"), "no JSON"),
         (Schema("AVRO", '{"type": "rekord"}'), "no columns"),
         (Schema("AVRO", json.dumps(record("Empty"))), "has no fields"),
-        (Schema("AVRO", json.dumps({"type": "array", "items": "null"})), "items without bytes"),
         (Schema("AVRO", json.dumps(["int", ["string"]])), "is one of a union's"),
         (Schema("AVRO", json.dumps({"type": "record", "name": "W"})), "lacks one"),
         (Schema("AVRO", '{"type": "bytes", "logicalType": "decimal", "precision": 39}'), "Spark has at most 38"),
@@ -434,6 +433,16 @@ def test_unions_of_records_enums_and_fixed_are_structs_with_a_field_for_each() -
     assert decoded(schema, renamed, b"\x04\x02x")["of"] == {"member0": {"by": "x"}, "member1": None}
     assert decoded(schema, renamed, b"\x02\x02x")["of"] == {"member0": None, "member1": {"by": "x"}}
     assert "for which the reader has none" in decoded(schema, renamed, b"\x06\x02")["bad"]
+
+
+def test_items_without_bytes_are_refused_where_a_writer_has_them_and_read_where_only_the_reader_has() -> None:
+    nothing = record("W", {"name": "l", "type": {"type": "array", "items": record("N", {"name": "n", "type": "null"})}})
+    more = record("N", {"name": "n", "type": "null"}, {"name": "i", "type": "int"})
+    writer = record("W", {"name": "l", "type": {"type": "array", "items": more}})
+    assert decoded(writer, nothing, b"\x04\x02\x02\x00") == {"l": [{"n": None}, {"n": None}]}
+    assert decoded(nothing, nothing, b"\x04\x00") == {
+        "bad": "an Avro array or map of items without bytes, such as null, is not read"
+    }
 
 
 def test_newer_messages_are_read_by_an_older_schema_where_nothing_is_lost() -> None:
