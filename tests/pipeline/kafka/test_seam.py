@@ -8,7 +8,7 @@ import pytest
 from slackwater.durations import DAY_MS
 from slackwater.errors import AnotherTopic, Gone, NotFound, Refused, Unavailable
 from slackwater.pipeline.kafka.channels import KafkaChannels
-from slackwater.pipeline.kafka.open import end_offsets, wait_for
+from slackwater.pipeline.kafka.open import EndOffsets, end_offsets, wait_for
 from slackwater.pipeline.kafka.protocol import (
     Broken,
     Kafka,
@@ -19,6 +19,7 @@ from slackwater.pipeline.kafka.protocol import (
     Transactions,
     TransactionSettings,
 )
+from slackwater.store.versions.manifest import Input
 
 from tests.support.running import eventually
 
@@ -114,6 +115,12 @@ def test_records_of_a_topic_that_was_made_again_are_not_taken_for_those_of_the_f
     channels.check_topic(topic, (2, 0), "")
     with pytest.raises(AnotherTopic, match="another one than was read then"):
         channels.check_topic(topic, (2, 0), former)
+    # Nor are its ends those of the former: nobody knows how far that would be.
+    ends = EndOffsets(kafka, timeout_s=10)
+    assert ends(Input(topic, (1, 0), topic_id=kafka.topic_id(topic))) == (2, 0)
+    assert ends(Input(topic, (1, 0), topic_id=former)) is None
+    assert ends.another[topic].startswith(f"topic {topic!r} was deleted and made again")
+    assert ends(Input("nowhere", (0,))) is None
 
 
 def test_what_was_sent_is_read_as_it_was_from_its_offset_on(kafka: Kafka, topic: str) -> None:
