@@ -95,7 +95,6 @@ class Kafka:
         self.earliest: dict[str, tuple[int, ...]] = {}
         """What retention has left of a topic, where it took something."""
         self.ids: dict[str, str] = {}
-        """By topic, which one of its name it is, where it is not the first."""
         self.groups: dict[str, dict[str, tuple[int, ...]]] = {}
         """What was announced, by app/stage."""
         self._attempts = itertools.count(1)
@@ -106,12 +105,6 @@ class Kafka:
 
     def create(self, topic: str, partitions: int = KAFKA_PARTITIONS) -> None:
         self.topics.setdefault(topic, [[] for _ in range(partitions)])
-
-    def make_again(self, topic: str, partitions: int = KAFKA_PARTITIONS) -> None:
-        """Delete a topic and make it again, with nothing in it."""
-        self.topics[topic] = [[] for _ in range(partitions)]
-        self.earliest.pop(topic, None)
-        self.ids[topic] = f"{self.topic_id(topic)}+"
 
     def topic_id(self, topic: str) -> str:
         return self.ids.get(topic, f"id-of-{topic}") if topic in self.topics else ""
@@ -398,8 +391,12 @@ class FlightsApp:
             # A clone's sender does not begin at version 1.
             unread = max(history.first_version(self.store, self.name, sender) - 1, 0)
             consumed = () if unread else zeros
-            inputs = {channel: Input(self._channel(channel), zeros, sender, unread, consumed=consumed)}
-        outputs = {name: Output(self._channel(name), zeros, schema=SCHEMA, sent=zeros) for name in _WRITES[draft.stage]}
+            at = Input(self._channel(channel), zeros, sender, unread, consumed=consumed)
+            inputs = {channel: replace(at, topic_id=self.kafka.topic_id(at.topic))}
+        outputs = {
+            name: Output(topic, zeros, zeros, schema=SCHEMA, topic_id=self.kafka.topic_id(topic))
+            for name, topic in ((each, self._channel(each)) for each in _WRITES[draft.stage])
+        }
         return replace(draft, inputs=inputs, outputs=outputs, table=TABLES.get(draft.stage))
 
     def _channel(self, name: str) -> str:
