@@ -110,8 +110,8 @@ class Kafka:
         return self.ids.get(topic, f"id-of-{topic}") if topic in self.topics else ""
 
     def state(self, topic: str) -> TopicState | None:
-        ends, starts = self.ends(topic), self.starts(topic)
-        return None if ends is None or starts is None else TopicState(starts, ends, self.topic_id(topic))
+        ends = self.ends(topic)
+        return TopicState(self.starts(topic) or (), ends, self.topic_id(topic)) if ends is not None else None
 
     def ends(self, topic: str) -> tuple[int, ...] | None:
         return tuple(map(len, self.topics[topic])) if topic in self.topics else None
@@ -121,7 +121,6 @@ class Kafka:
         return self.earliest.get(topic, (0,) * len(self.topics[topic])) if topic in self.topics else None
 
     def retention_ms(self, topic: str) -> int | None:
-        """As a broker has it that nobody told otherwise."""
         return 7 * 86_400_000 if topic in self.topics else None
 
     def since(self, topic: str, time_ms: int) -> tuple[int, ...]:
@@ -129,8 +128,7 @@ class Kafka:
         return (0,) * len(self.topics[topic])
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str) -> None:
-        ends = self.ends(topic)
-        if ends is None:
+        if (ends := self.ends(topic)) is None:
             raise NotFound("topic", topic, self.topics)
         if are_two(topic_id, self.topic_id(topic)):
             raise AnotherTopic(f"topic {topic!r} is another one than was read then")
@@ -391,8 +389,8 @@ class FlightsApp:
             # A clone's sender does not begin at version 1.
             unread = max(history.first_version(self.store, self.name, sender) - 1, 0)
             consumed = () if unread else zeros
-            at = Input(self._channel(channel), zeros, sender, unread, consumed=consumed)
-            inputs = {channel: replace(at, topic_id=self.kafka.topic_id(at.topic))}
+            topic_id = self.kafka.topic_id(topic := self._channel(channel))
+            inputs = {channel: Input(topic, zeros, sender, unread, consumed=consumed, topic_id=topic_id)}
         outputs = {
             name: Output(topic, zeros, zeros, schema=SCHEMA, topic_id=self.kafka.topic_id(topic))
             for name, topic in ((each, self._channel(each)) for each in _WRITES[draft.stage])
