@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from typing import Any
 from uuid import uuid4
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from slackwater.durations import DAY_MS
 from slackwater.errors import AnotherTopic, Gone, NotFound, Refused, Unavailable
 from slackwater.pipeline.kafka.channels import KafkaChannels
-from slackwater.pipeline.kafka.open import EndOffsets, end_offsets, wait_for
+from slackwater.pipeline.kafka.clients import clients
+from slackwater.pipeline.kafka.open import EndOffsets, end_offsets, open_kafka, wait_for
 from slackwater.pipeline.kafka.protocol import (
     Broken,
     Kafka,
@@ -98,6 +101,31 @@ def test_a_topic_says_which_one_it_is_beside_its_offsets(kafka: Kafka, topic: st
     assert kafka.topic_ids([topic, other, f"{topic}-nowhere"]) == {topic: state.id, other: kafka.topic_id(other)}
     assert kafka.topic_ids([]) == {}
     assert len({*kafka.topic_ids([topic, other]).values()}) == 2
+
+
+@pytest.mark.kafka
+def test_the_id_of_a_topic_costs_no_request_of_its_own(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka, topic = open_kafka(broker), f"t-{uuid4().hex[:8]}"
+    kafka.create_topics({topic: 3})
+    mine = clients(kafka.properties)
+    asked: list[str] = []
+
+    class Counted:
+        """Passes on what the brokers are asked for."""
+
+        def __init__(self, admin: AdminClient) -> None:
+            self.admin = admin
+
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            return getattr(self.admin, name)
+
+    monkeypatch.setitem(mine.__dict__, "admin", Counted(mine.admin))
+    assert kafka.state(topic).id
+    assert asked == ["describe_topics", "list_offsets", "list_offsets"]
+    asked.clear()
+    kafka.topic_ids([topic, f"{topic}-nowhere"])
+    assert asked == ["describe_topics"]
 
 
 def test_records_of_a_topic_that_was_made_again_are_not_taken_for_those_of_the_former(kafka: Kafka, topic: str) -> None:
