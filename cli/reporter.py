@@ -137,7 +137,7 @@ class Reporter(News):
 def idle(stages: "Sequence[StageLag]", quiet_s: float | None) -> str:
     """A line for a run that has committed nothing for `quiet_s`, or nothing at all."""
     stopped = [one.stage for one in stages if one.running is False]
-    behind = [f"{one.stage} {formats.plural(one.records, 'record')}" for one in stages if one.records]
+    behind = [f"{one.stage} {formats.plural(one.records, one.unit)}" for one in stages if one.records]
     all_read = stages and all(one.records is not None for one in stages)
     words = f"behind: {', '.join(behind)}" if behind else "waiting for records"
     if all_read and not behind:

@@ -36,7 +36,15 @@ def sent(channel: str, versions: Iterable[Manifest]) -> Sent:
 
 def behind(output: Output, upstream: str, version: int, watermark_ms: int | None = None) -> Input:
     """Where a reader stands that has all that the stage `upstream` sent on a channel up to this version."""
-    return Input(output.topic, output.ends, upstream, version, consumed=output.sent, watermark_ms=watermark_ms)
+    return Input(
+        output.topic,
+        output.ends,
+        upstream,
+        version,
+        consumed=output.sent,
+        watermark_ms=watermark_ms,
+        topic_id=output.topic_id,
+    )
 
 
 def unread(output: Output, at: Input) -> int | None:

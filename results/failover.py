@@ -127,7 +127,7 @@ def of_plan(plan: RecoveryPlan) -> Iterator[Block]:
     if rows:
         yield TableBlock.of(("stage", "topic", "read on in", ">at", "by"), rows)
     for topic, count in plan.again.items():
-        yield f"{topic}: {plural(count, 'record')} behind that, which the app may have read before"
+        yield f"{topic}: {plural(count, 'offset')} behind that, which the app may have read before"
     rows_on_way = sum(state.rows for state in plan.in_flight)
     yield f"on the way between stages: {plural(rows_on_way, 'row')}, carried over"
     if plan.sink_rows:

@@ -35,6 +35,11 @@ def duration(milliseconds: int) -> str:
     return f"{milliseconds / 1000:.1f} s" if 1000 <= milliseconds < 60_000 else rounded(milliseconds)
 
 
+def at_most(rows: int) -> str:
+    """What a query of Spark's has read: its checkpoint has offsets, of which not each has a record."""
+    return f"≤{rows:,}"
+
+
 def windows(texts: Iterable[str]) -> str:
     """Windows of offsets in one line, each topic named once: `flights[0] 3..9, [1] 2..7`."""
     shown, last = [], None

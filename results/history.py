@@ -44,7 +44,7 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
                 entry.stage,
                 f"v{entry.version}",
                 entry.kind,
-                "-" if is_idle else entry.rows_in,
+                "-" if is_idle else formats.at_most(entry.rows_in) if entry.attached else entry.rows_in,
                 "-" if is_idle else formats.duration(entry.duration_ms),
                 ", ".join(entry.snapshots),
                 *([watermark] if timed else []),

@@ -78,7 +78,7 @@ def past_words(past: Backfilled, dry_run: bool) -> Iterator[Block]:
         windows = [formats.between(topic, at, target.ends[topic]) for topic, at in each.starts.items()]
         since = f", from {instants.iso(each.from_ms)} on" if each.from_ms is not None else ""
         read = ", ".join(filter(None, windows)) or "nothing: nothing was read before"
-        read += f" (about {plural(each.records, 'record')}{since})"
+        read += f" (at most {plural(each.records, 'record')}{since})"
         if dry_run:
             yield f"{target.stage}: {columns} would be computed from {read}"
         else:

@@ -301,7 +301,7 @@ def _record(case: Case, mask: Mask) -> Iterator[Block]:
             yield Listing(value.text)
     if guilty.reason and message is None:
         yield ("The record cannot be told: ", mask.reason(guilty.reason))
-        yield windows("it is in", ">records", guilty.windows) if guilty.windows else "It read no record."
+        yield windows("it is in", ">offsets", guilty.windows) if guilty.windows else "It read no record."
     if guilty.hops:
         if not guilty.hops[0].alone:
             yield "By itself it is not wrong: it is with records before it."

@@ -266,7 +266,7 @@ def promoted(done: Promoted, flags: str, *, with_values: bool, dry_run: bool) ->
     else:
         yield Title(f"{'would promote' if dry_run else 'promoted'} {plan.staging} over {plan.name}")
         if dry_run:
-            lag = f"is {plural(done.behind, 'record')} behind it" if done.behind else "has read as much"
+            lag = f"is {plural(done.behind, 'offset')} behind it" if done.behind else "has read as much"
             yield f"{plan.name} stands at {formats.offsets(done.at.items())}; {plan.staging} {lag}"
         else:
             yield f"both stood at {formats.offsets(done.at.items())}; {plan.name} was held for {done.held_s:.1f} s"

@@ -65,6 +65,7 @@ def verdict(
         "last_good": moment("good", found.good),
         "first_bad": moment("bad", found.bad),
         "windows": found.lineage.direct,
+        "records_read": found.lineage.records,
         "source_windows": found.lineage.sources,
         "lost_windows": found.lineage.lost,
         "keys": _sides(keys),
@@ -178,18 +179,19 @@ def read(lineage: Lineage) -> Iterator[Block]:
     """What a commit read, what that came from, and what it passed over."""
     reads_sources = lineage.direct == lineage.sources
     if lineage.direct:
-        yield windows("it read", ">records" if reads_sources else ">messages", lineage.direct)
+        counted = "" if lineage.records is None else f" {plural(lineage.records, 'record')}, at"
+        yield windows(f"it read{counted}", ">offsets", lineage.direct)
     else:
         yield "it read no record"
     if not reads_sources:
         yield ""
         if lineage.sources:
-            yield windows("which came from", ">records", lineage.sources)
+            yield windows("which came from", ">offsets", lineage.sources)
         else:
             yield "no record is behind these: rows fell due, windows ended, or rejected records were retried"
     if lineage.lost:
         yield ""
-        yield windows("gone from Kafka and never read", ">messages", lineage.lost)
+        yield windows("gone from Kafka and never read", ">offsets", lineage.lost)
 
 
 def windows(heading: str, unit: str, found: Iterable[Window]) -> TableBlock:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from .. import instants
 from ..errors import NotFound, Refused
 from ..moments.cut.graph import Cut
-from ..moments.cut.lineage import Lineage, direct, trace
+from ..moments.cut.lineage import Lineage, direct, records_of, trace
 from ..moments.diff.candidates import changed_keys
 from ..moments.take.capture import ChannelReader
 from ..store.objects.protocol import ObjectStore
@@ -266,7 +266,7 @@ def _verdict(evaluator: Evaluator, ends: Ends, found: _Narrowed, evaluations: in
     try:
         lineage = trace(evaluator.store, before, commit)
     except NotFound:  # of the stages upstream, the versions that were read are collected
-        lineage = Lineage(commit.stage, direct(before, commit, ()) if before else (), ())
+        lineage = Lineage(commit.stage, direct(before, commit, ()) if before else (), (), records=records_of(commit))
     return Verdict(
         app=bad.app,
         predicate=evaluator.predicate,

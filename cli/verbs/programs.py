@@ -42,7 +42,9 @@ def run(
     max_unflushed: int | None = option(
         "N", "How many versions a stage may run ahead of its last commit. Default: as the program says.", min=0
     ),
-    accept_loss: bool = flag("--accept-loss", "Go on when offsets not read yet are gone from Kafka."),
+    accept_loss: bool = flag(
+        "--accept-loss", "Go on when offsets not read yet are gone from Kafka, or a topic was made again."
+    ),
     master: str = option("URL", "Spark master.", "local[*]"),
     conf: Many = CONF,
     py_files: Many = PY_FILES,

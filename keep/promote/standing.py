@@ -48,12 +48,12 @@ def furthest(heads: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
 
 
 def behind(heads: Iterable[Manifest], at: Offsets) -> int:
-    """How many records the stage that is furthest behind these offsets has still to read up to them."""
+    """How many offsets the stage that is furthest behind has still to read up to these."""
     return max((left(one, at) for one in users_inputs(heads)), default=0)
 
 
 def left(one: Input, at: Offsets) -> int:
-    """How many records an input has still to read up to these offsets."""
+    """How many offsets an input has still to read up to these."""
     return sum(max(0, end - had) for end, had in _pairs(one, at))
 
 
@@ -70,9 +70,9 @@ def short_of(store: ObjectStore, head: Manifest, at: Standing) -> str:
     for one in users_inputs((head,)):
         moves = [end - had for end, had in _pairs(one, at.offsets)]
         if any(step < 0 for step in moves):
-            return f"{name} has read {-sum(min(0, step) for step in moves):,} records more of {one.topic}"
+            return f"{name} has read {-sum(min(0, step) for step in moves):,} offsets more of {one.topic}"
         if any(moves):
-            return f"{name} has still to read {sum(moves):,} records of {one.topic}"
+            return f"{name} has still to read {sum(moves):,} offsets of {one.topic}"
     for channel, one in head.inputs.items():
         if one.upstream and _has_news(store, head.app, channel, one):
             return f"{name} has still to read what {one.upstream} sent it"

@@ -81,6 +81,8 @@ class Lineage:
     lost: tuple[Window, ...] = ()
     """On all of these, channels and users' topics: what claims passed over, because it was gone. It lies within no
     window of `direct`; those of `sources` may span it."""
+    records: int | None = None
+    """Of one version, the records and rows in `direct`, of whose offsets not each has one; None where nobody knows."""
 
 
 def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
@@ -108,7 +110,15 @@ def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
         place = (window.topic, window.partition)
         other = hulls.get(place, window)
         hulls[place] = Window(*place, min(window.start, other.start), max(window.end, other.end))
-    return Lineage(high.stage, own, tuple(sorted(hulls.values())), tuple(sorted(lost)))
+    # Of a query of Spark's, nobody has counted them.
+    counted = high.version == start.version + 1 and high.attached is None
+    records = records_of(high) if counted else None
+    return Lineage(high.stage, own, tuple(sorted(hulls.values())), tuple(sorted(lost)), records)
+
+
+def records_of(manifest: Manifest) -> int:
+    """How many records and rows a version has read."""
+    return sum(read.rows for read in manifest.inputs.values())
 
 
 def sender_of(store: ObjectStore, reader: Manifest, name: str, read: Read = history.read) -> Manifest | None:

@@ -17,12 +17,12 @@ from ...errors import Refused, Unavailable
 from ...fold.records import ranges, unread
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits, published
-from ...store.versions.manifest import Manifest
+from ...store.versions.manifest import Input, Manifest
 from ...store.versions.notes import Notes
 from ...store.versions.published import Place
 
-EndsOf = Callable[[str], tuple[int, ...] | None]
-"""End offsets of a user's topic by partition, or None when they are not known."""
+EndsOf = Callable[[Input], tuple[int, ...] | None]
+"""End offsets of the user's topic of an input, by partition; None when they are not known, or it is another topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,11 @@ class InputLag:
     ends: tuple[int, ...] | None
     """Where the topic ends, by partition."""
     lag: int | None
-    """Messages: records of a user's topic, Arrow batches and markers of a repartition topic."""
+    """Offsets: of records and of marks of transactions in a user's topic, of Arrow batches and markers in a repartition
+    topic."""
     records: int | None
-    """Records of a user's topic, rows of a repartition topic; None too where a reader began amidst a topic."""
+    """Of a user's topic as `lag`: whether each offset has a record, nobody knows before it is read. Rows of a
+    repartition topic; None too where a reader began amidst a topic."""
     versions: int | None
     """Of a repartition topic: committed versions of its writer, those that sent nothing among them; 0 once all
     messages are read."""
@@ -78,8 +80,13 @@ class StageLag:
     """Of a stage of the run that reports."""
 
     @property
+    def unit(self) -> str:
+        """What `records` counts: rows where all inputs are repartition topics, else offsets."""
+        return "row" if self.inputs and all(one.upstream for one in self.inputs) else "offset"
+
+    @property
     def records(self) -> int | None:
-        """Records of all inputs; None when those of one are not known."""
+        """What is left to read of all inputs; None when that of one is not known."""
         counts = [one.records for one in self.inputs]
         return None if None in counts else sum(count or 0 for count in counts)
 
@@ -107,7 +114,7 @@ def input_lag(name: str, head: Manifest, heads: Mapping[str, Manifest], ends_of:
     lag = partial(InputLag, name, source.topic, source.upstream, source.offsets)
     sender = heads.get(source.upstream)
     output = sender.outputs.get(name) if sender is not None else None
-    ends = output.ends if output is not None else None if source.upstream or head.retired else ends_of(source.topic)
+    ends = output.ends if output is not None else None if source.upstream or head.retired else ends_of(source)
     if head.retired or ends is None:
         return lag(None, None, None, None)
     messages = sum(one.last - one.first for one in ranges(source.offsets, ends))

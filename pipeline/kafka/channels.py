@@ -7,7 +7,7 @@ and its offsets follow the stage's commits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -76,10 +76,6 @@ class KafkaChannels:
 
     def topic_id(self, topic: str, /) -> str:
         return self.kafka.topic_id(topic)
-
-    def topic_ids(self, topics: Collection[str], /) -> dict[str, str]:
-        """The ids of those of these topics that are there."""
-        return self.kafka.topic_ids(topics)
 
     def records(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[pa.Table]:
         for chunk in self.kafka.read(topic, partition, start, end, patience_s=self.patience_s):

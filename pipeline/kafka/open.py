@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
+from ...fold.topics import TopicState, why_another
+from ...store.versions.manifest import Input
 from .patience import patience_with
 from .protocol import Kafka, Offsets
 
@@ -85,13 +87,28 @@ class EndOffsets:
     timeout_s: float = field(kw_only=True)
     silence: str = ""
     """Why nothing more is known; empty while Kafka answers."""
-    _known: dict[str, Offsets | None] = field(default_factory=dict)
+    another: dict[str, str] = field(default_factory=dict)
+    """By topic, why it is another one than was read, of those that are."""
+    _known: dict[str, TopicState] = field(default_factory=dict)
+    _absent: set[str] = field(default_factory=set)
 
-    def __call__(self, topic: str) -> Offsets | None:
-        """End offset of each partition; None when it is not known, or there is no such topic."""
-        if topic not in self._known and not self.silence:
+    def __call__(self, source: Input) -> Offsets | None:
+        """End offset of each partition of an input's topic.
+
+        None when it is not known, and where there is no such topic, or another one than was read.
+        """
+        topic = source.topic
+        if not (topic in self._known or topic in self._absent or self.silence):
             try:
-                self._known[topic] = end_offsets(self.kafka, topic, timeout_s=self.timeout_s)
+                self._known[topic] = self.kafka.state(topic, timeout_s=self.timeout_s)
+            except NotFound:
+                self._absent.add(topic)
             except SlackwaterError as error:
                 self.silence = error.message
-        return self._known.get(topic)
+        now = self._known.get(topic)
+        if now is None:
+            return None
+        if why := why_another(topic, source.topic_id, source.offsets, now):
+            self.another[topic] = why
+            return None
+        return now.ends

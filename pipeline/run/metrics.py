@@ -97,7 +97,7 @@ class Metrics:
         self._watermark = gauge("watermark_timestamp_seconds", text, _STAGE)
         of_input, of_sink = (*_STAGE, "topic"), (*_STAGE, "sink")
         self._lag = {
-            "records": gauge("lag_records", "Records of a topic, rows of a channel, not read yet.", of_input),
+            "records": gauge("lag_records", "Offsets of a topic, rows of a channel, not read yet.", of_input),
             "versions": gauge("lag_versions", "Versions of a channel's writer that are not read yet.", of_input),
         }
         of_archive = ("app", "topic")

@@ -114,8 +114,8 @@ def _all(store: ObjectStore, head: Manifest, name: str) -> InFlight:
     sink = head.sinks[name]
     versions = history.after(store, head.app, head.stage, sink.since - 1)
     attempts = tuple(attempt for each in versions if name in each.sinks for attempt in each.sinks[name].attempts)
-    ends = (sink.end,)
-    return InFlight(name, sink.topic, head.stage, "", (0,), ends, attempts, sink.sent, (), sink.since, head.version, "")
+    where = (name, sink.topic, head.stage, "", (0,), (sink.end,))
+    return InFlight(*where, attempts, sink.sent, (), sink.since, head.version, "", sink.topic_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,6 @@ class Kafka:
         self.earliest: dict[str, tuple[int, ...]] = {}
         """What retention has left of a topic, where it took something."""
         self.ids: dict[str, str] = {}
-        """By topic, which one of its name it is, where it is not the first."""
         self.groups: dict[str, dict[str, tuple[int, ...]]] = {}
         """What was announced, by app/stage."""
         self._attempts = itertools.count(1)
@@ -107,18 +106,12 @@ class Kafka:
     def create(self, topic: str, partitions: int = KAFKA_PARTITIONS) -> None:
         self.topics.setdefault(topic, [[] for _ in range(partitions)])
 
-    def make_again(self, topic: str, partitions: int = KAFKA_PARTITIONS) -> None:
-        """Delete a topic and make it again, with nothing in it."""
-        self.topics[topic] = [[] for _ in range(partitions)]
-        self.earliest.pop(topic, None)
-        self.ids[topic] = f"{self.topic_id(topic)}+"
-
     def topic_id(self, topic: str) -> str:
         return self.ids.get(topic, f"id-of-{topic}") if topic in self.topics else ""
 
     def state(self, topic: str) -> TopicState | None:
-        ends, starts = self.ends(topic), self.starts(topic)
-        return None if ends is None or starts is None else TopicState(starts, ends, self.topic_id(topic))
+        ends = self.ends(topic)
+        return TopicState(self.starts(topic) or (), ends, self.topic_id(topic)) if ends is not None else None
 
     def ends(self, topic: str) -> tuple[int, ...] | None:
         return tuple(map(len, self.topics[topic])) if topic in self.topics else None
@@ -128,7 +121,6 @@ class Kafka:
         return self.earliest.get(topic, (0,) * len(self.topics[topic])) if topic in self.topics else None
 
     def retention_ms(self, topic: str) -> int | None:
-        """As a broker has it that nobody told otherwise."""
         return 7 * 86_400_000 if topic in self.topics else None
 
     def since(self, topic: str, time_ms: int) -> tuple[int, ...]:
@@ -136,8 +128,7 @@ class Kafka:
         return (0,) * len(self.topics[topic])
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str) -> None:
-        ends = self.ends(topic)
-        if ends is None:
+        if (ends := self.ends(topic)) is None:
             raise NotFound("topic", topic, self.topics)
         if are_two(topic_id, self.topic_id(topic)):
             raise AnotherTopic(f"topic {topic!r} is another one than was read then")
@@ -398,8 +389,12 @@ class FlightsApp:
             # A clone's sender does not begin at version 1.
             unread = max(history.first_version(self.store, self.name, sender) - 1, 0)
             consumed = () if unread else zeros
-            inputs = {channel: Input(self._channel(channel), zeros, sender, unread, consumed=consumed)}
-        outputs = {name: Output(self._channel(name), zeros, schema=SCHEMA, sent=zeros) for name in _WRITES[draft.stage]}
+            topic_id = self.kafka.topic_id(topic := self._channel(channel))
+            inputs = {channel: Input(topic, zeros, sender, unread, consumed=consumed, topic_id=topic_id)}
+        outputs = {
+            name: Output(topic, zeros, zeros, schema=SCHEMA, topic_id=self.kafka.topic_id(topic))
+            for name, topic in ((each, self._channel(each)) for each in _WRITES[draft.stage])
+        }
         return replace(draft, inputs=inputs, outputs=outputs, table=TABLES.get(draft.stage))
 
     def _channel(self, name: str) -> str:

@@ -22,7 +22,7 @@ from slackwater.store.archive.index import ArchiveIndex
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.versions import apps, commit
+from slackwater.store.versions import apps, commit, history
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest
 
 from tests.cli.verbs.calling import slackwater
@@ -172,3 +172,20 @@ def test_what_cannot_be_asked_for_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(NotFound):
         fill(MemoryStore(), "nowhere", KafkaChannels(MemoryKafka("memory://x")), None, by=BY)
     assert slackwater("archive", "nowhere").exit_code == 1
+
+
+def test_what_was_read_of_a_topic_is_not_filled_in_of_another_one() -> None:
+    store = MemoryStore()
+    memory = an_app(store)
+    kafka, former = KafkaChannels(memory), memory.topic_id(TOPIC)
+    head = history.head(store, APP, "s")
+    assert head is not None
+    read = {TOPIC: replace(head.inputs[TOPIC], offsets=(45, 45), topic_id=former)}
+    commit.commit(store, replace(head, version=head.version + 1, time_ms=head.time_ms + 1, inputs=read))
+    memory.delete_topics([TOPIC])
+    memory.create_topics({TOPIC: 2})
+    memory.send(TOPIC, [Record(b"other", p) for p in (0, 1) for _ in range(100)], patience_s=1)
+    unknown, known = fill(store, APP, kafka, None, by=BY, dry_run=True)
+    # Of versions from before ids were kept nobody knows better.
+    assert (unknown.topic, unknown.gone) == (TOPIC, ())
+    assert (known.topic, known.offsets, known.gone) == (TOPIC, 0, ("[0]@35..45", "[1]@35..45"))

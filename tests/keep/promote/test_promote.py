@@ -473,6 +473,8 @@ def test_what_can_never_be_promoted_is_a_sentence(world: World) -> None:
     world.kafka.delete_topics([TOPIC])
     world.kafka.create_topics({TOPIC: 2})
     refused("s", "topic in ends before the offsets that were read: it was deleted and made again")
+    world.kafka.send(TOPIC, [Record(b"x", number % 2) for number in range(200)], patience_s=30)
+    refused("s", "topic in is another one than was read: it was deleted and made again")
     with pytest.raises(Usage, match="not usable"):
         apps.create_app(world.store, AppInfo("p~1", 1))
 

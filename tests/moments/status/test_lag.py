@@ -77,7 +77,7 @@ def stage_lag(stage: str, records: int | None, *, running: bool = True) -> Stage
         ((), None, "waiting for records; no commit yet"),
         ((stage_lag("s", None),), 61.4, "waiting for records; no commit for 61 s"),
         ((stage_lag("s", 0),), 3.0, "waiting for records: everything is read; no commit for 3 s"),
-        ((stage_lag("s", 1200), stage_lag("r", 0)), 3.0, "behind: s 1,200 records; no commit for 3 s"),
+        ((stage_lag("s", 1200), stage_lag("r", 0)), 3.0, "behind: s 1,200 offsets; no commit for 3 s"),
         (
             (stage_lag("s", 0), stage_lag("old", 0, running=False)),
             3.0,

@@ -1,7 +1,6 @@
 """Claiming a stage one of whose topics was deleted and made again: who was there, who is there, and the ways on."""
 
 from dataclasses import replace
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -12,14 +11,14 @@ from msgspec import structs
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import AnotherTopic, Refused
-from slackwater.fold.records import stretches
+from slackwater.fold.records import ranges, stretches
 from slackwater.fold.topics import NOT_KNOWN, TopicState, are_two, id_of_epochs, is_younger, why_another
 from slackwater.keep.verify.version_chain import differences
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.claim.claim import Claimer
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
-from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions.apps import ensure_app
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Manifest, Reset
@@ -32,8 +31,8 @@ LATER_MS = 4_102_444_800_000
 class World:
     """An app of two stages, `sends` and `reads`, of which the first reads a user's topic."""
 
-    def __init__(self, kafka: MemoryKafka, folder: Path, partitions: int = 2) -> None:
-        self.kafka, self.store = kafka, LocalStore(folder)
+    def __init__(self, kafka: MemoryKafka, partitions: int = 2) -> None:
+        self.kafka, self.store = kafka, MemoryStore()
         self.app = sw.App(f"a{uuid4().hex[:8]}")
         self.events = f"events-{self.app.name}"
         self.channel = f"{self.app.name}-by-n-repartition"
@@ -104,8 +103,8 @@ class World:
 
 
 @pytest.fixture
-def world(memory_kafka: MemoryKafka, tmp_path: Path) -> World:
-    return World(memory_kafka, tmp_path)
+def world(memory_kafka: MemoryKafka) -> World:
+    return World(memory_kafka)
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 4])
@@ -259,6 +258,46 @@ def test_a_topic_that_lost_its_last_records_is_not_called_another(world: World) 
     with pytest.raises(Refused, match=r"\[0\] 3\.\.5 .* It is the same topic, by its id: Kafka has lost") as no:
         world.accepting.check(world.sends)
     assert not isinstance(no.value, AnotherTopic)
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("feed"), st.integers(1, 9)),
+        st.tuples(st.just("make again"), st.integers(1, 3)),
+        st.sampled_from([("read", 0), ("start", 0)]),
+    ),
+    max_size=25,
+)
+
+
+@given(OPERATIONS)
+def test_of_each_topic_of_a_name_records_are_read_in_order_from_the_first_and_none_for_another(
+    operations: list[tuple[str, int]],
+) -> None:
+    world = World(MemoryKafka("memory://law"))
+    fed = {world.kafka.topic_id(world.events): [0, 0]}
+    read: dict[str, dict[int, int]] = {}
+    for what, number in operations:
+        now = world.kafka.topic_id(world.events)
+        is_same = world.heads["sends"].inputs[world.events].topic_id == now
+        if what == "feed":
+            partition = number % len(fed[now])
+            world.feed(*[number if each == partition else 0 for each in range(len(fed[now]))])
+            fed[now][partition] += number
+        elif what == "make again":
+            fed[world.make_again(world.events, number)[1]] = [0] * number
+        elif what == "read" and is_same:
+            before, after = world.heads["sends"].inputs[world.events], world.read_all().inputs[world.events]
+            for part in ranges(before.offsets, after.offsets):
+                assert part.first == read.setdefault(now, {}).get(part.partition, 0)
+                read[now][part.partition] = part.last
+            assert read.get(now, {}) == {each: count for each, count in enumerate(fed[now]) if count}
+        elif what == "start":
+            if not is_same:
+                with pytest.raises(AnotherTopic, match=f"it is the one of id {now}"):
+                    world.refusing.check(world.sends)
+            world.claim("sends")
+            assert world.heads["sends"].inputs[world.events].topic_id == now
 
 
 OFFSETS = st.lists(st.integers(0, 9), min_size=1, max_size=4).map(tuple)

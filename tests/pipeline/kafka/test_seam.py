@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from typing import Any
 from uuid import uuid4
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from slackwater.durations import DAY_MS
 from slackwater.errors import AnotherTopic, Gone, NotFound, Refused, Unavailable
 from slackwater.pipeline.kafka.channels import KafkaChannels
-from slackwater.pipeline.kafka.open import end_offsets, wait_for
+from slackwater.pipeline.kafka.clients import clients
+from slackwater.pipeline.kafka.open import EndOffsets, end_offsets, open_kafka, wait_for
 from slackwater.pipeline.kafka.protocol import (
     Broken,
     Kafka,
@@ -19,6 +22,7 @@ from slackwater.pipeline.kafka.protocol import (
     Transactions,
     TransactionSettings,
 )
+from slackwater.store.versions.manifest import Input
 
 from tests.support.running import eventually
 
@@ -99,6 +103,31 @@ def test_a_topic_says_which_one_it_is_beside_its_offsets(kafka: Kafka, topic: st
     assert len({*kafka.topic_ids([topic, other]).values()}) == 2
 
 
+@pytest.mark.kafka
+def test_the_id_of_a_topic_costs_no_request_of_its_own(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka, topic = open_kafka(broker), f"t-{uuid4().hex[:8]}"
+    kafka.create_topics({topic: 3})
+    mine = clients(kafka.properties)
+    asked: list[str] = []
+
+    class Counted:
+        """Passes on what the brokers are asked for."""
+
+        def __init__(self, admin: AdminClient) -> None:
+            self.admin = admin
+
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            return getattr(self.admin, name)
+
+    monkeypatch.setitem(mine.__dict__, "admin", Counted(mine.admin))
+    assert kafka.state(topic).id
+    assert asked == ["describe_topics", "list_offsets", "list_offsets"]
+    asked.clear()
+    kafka.topic_ids([topic, f"{topic}-nowhere"])
+    assert asked == ["describe_topics"]
+
+
 def test_records_of_a_topic_that_was_made_again_are_not_taken_for_those_of_the_former(kafka: Kafka, topic: str) -> None:
     kafka.send(topic, numbered(1, 2), patience_s=30)
     former = kafka.topic_id(topic)
@@ -114,6 +143,12 @@ def test_records_of_a_topic_that_was_made_again_are_not_taken_for_those_of_the_f
     channels.check_topic(topic, (2, 0), "")
     with pytest.raises(AnotherTopic, match="another one than was read then"):
         channels.check_topic(topic, (2, 0), former)
+    # Nor are its ends those of the former: nobody knows how far that would be.
+    ends = EndOffsets(kafka, timeout_s=10)
+    assert ends(Input(topic, (1, 0), topic_id=kafka.topic_id(topic))) == (2, 0)
+    assert ends(Input(topic, (1, 0), topic_id=former)) is None
+    assert ends.another[topic].startswith(f"topic {topic!r} was deleted and made again")
+    assert ends(Input("nowhere", (0,))) is None
 
 
 def test_what_was_sent_is_read_as_it_was_from_its_offset_on(kafka: Kafka, topic: str) -> None:

@@ -205,6 +205,25 @@ def test_a_topic_that_was_made_anew_gets_an_archive_of_its_own(
     assert len(list(index.all_of(store, "shop"))) == 2
 
 
+def test_what_was_read_of_a_topic_is_not_archived_of_another_one() -> None:
+    kafka, store = a_kafka(), MemoryStore()
+    former = kafka.topic_id(TOPIC)
+
+    def read_of(version: int, *offsets: int) -> Manifest:
+        return replace(at(version), inputs={TOPIC: Input(TOPIC, offsets, topic_id=former)})
+
+    going = archiver_of(store, kafka)
+    going.move(read_of(1, 0, 0))
+    going.move(read_of(2, 10, 0))
+    kafka.delete_topics([TOPIC])
+    kafka.create_topics({TOPIC: 2})
+    kafka.send(TOPIC, [Record(b"new", 0)] * 20, patience_s=1)
+    going.round()
+    (state,) = going.states
+    assert f"topic {TOPIC!r} is another one than was read then" in state.error
+    assert (newest(store).covered, newest(store).topic_id, newest(store).rows) == ((), former, 0)
+
+
 def test_a_spool_that_is_full_or_damaged_is_made_up_for_from_kafka(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
