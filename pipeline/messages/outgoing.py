@@ -96,7 +96,7 @@ def batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
 def _counted_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     """Bytes of texts behind their number, which is -1 for null."""
     lengths = pc.fill_null(pc.binary_length(column), -1).to_numpy().astype(np.int64)
-    return _varint_bytes(lengths) + np.maximum(lengths, 0)
+    return np.asarray(_varint_bytes(lengths) + np.maximum(lengths, 0), np.int64)
 
 
 def _varint_bytes(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -137,8 +137,7 @@ class Sst(Struct, frozen=True):
     seq_max: limits.Version
     """`_seq` tells which version wrote a row (`Manifest.row_seq`): the larger wins."""
     footer_bytes: limits.Bytes
-    """How many bytes at the object's end are its Parquet footer: one read brings exactly these. The checksums of
-    filters and page indexes come before it, and count."""
+    """Bytes at the end of the object: its Parquet footer, and before it the checksums of filters and page indexes."""
     footer_checksum: limits.Checksum
     """xxh3_128 of the footer's bytes, hexadecimal."""
     filter_bytes: limits.Bytes
@@ -181,8 +180,7 @@ class Input(Struct, frozen=True):
     consumed: limits.Counts = ()
     """For a channel: rows read since it began, by Kafka partition. Every one was counted when it was read."""
     lost: limits.Counts = ()
-    """What claims passed over since the input began, because Kafka did not have it any more, by Kafka partition: rows
-    of a channel, offsets of a user's topic. Empty where nothing was, or where it is not known how much."""
+    """What claims passed over, as Kafka had lost it, by Kafka partition: rows, or offsets of a user's topic."""
     watermark_ms: limits.EventMs | None = None
     """How far event time has come here, milliseconds since 1970 UTC: of rows with a watermark of the stage's own, the
     largest event time read, less the delay; of another channel, the watermark of the upstream version. It never falls;

@@ -22,7 +22,7 @@ from slackwater.store.objects.local import LocalStore
 from slackwater.store.sst.arrow_types import python_rows
 from slackwater.store.sst.showable import all_showable, escaped, showable
 
-from tests.support.unshowable import CITIES, FIRST, LATIN, NOW, SECOND, raw, shown, text, write_app
+from tests.moments.query.unshowable import CITIES, FIRST, LATIN, NOW, SECOND, raw, shown, text, write_app
 
 
 @pytest.fixture(scope="module")

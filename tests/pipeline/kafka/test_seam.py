@@ -13,6 +13,7 @@ from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.clients import clients
 from slackwater.pipeline.kafka.open import EndOffsets, end_offsets, open_kafka, wait_for
 from slackwater.pipeline.kafka.protocol import (
+    MESSAGE_BYTES,
     Broken,
     Kafka,
     Message,
@@ -67,6 +68,10 @@ def test_a_topic_is_there_with_its_partitions_once_it_was_made_and_not_made_twic
     wait_for(kafka, 10)
     kept = [kafka.retention_ms(each) for each in (f"{topic}-week", f"{topic}-kept", f"{topic}-not-there")]
     assert kept == [7 * DAY_MS, -1, None]
+    kafka.create_topics({f"{topic}-small": 1}, config={"max.message.bytes": "4000"})
+    wait_for(kafka, 10)
+    taken = [kafka.max_message_bytes(each) for each in (topic, f"{topic}-small", f"{topic}-not-there")]
+    assert taken == [MESSAGE_BYTES, 4_000, None]
 
 
 def test_a_topic_that_is_not_there_is_not_found_and_cannot_be_read_or_written(kafka: Kafka) -> None:

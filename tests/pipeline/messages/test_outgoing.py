@@ -138,6 +138,24 @@ def test_json_has_every_day_whatever_its_year(days: list[int | None]) -> None:
     assert [row.get("d") for row in found] == [row["l"][0] for row in found] == expected
 
 
+def test_far_times_are_as_spark_writes_them() -> None:
+    us = [1_700_000_000_000_000_000, -62_135_596_800_000_001, -64_517_996_800_000_000, 253_402_300_800_000_000]
+    us += [-(2**63) + 1, 2**63 - 1, -1]
+    days = [-719_162, -719_163, 2_932_896, 2_932_897, 19_675_926, -(2**31), 2**31 - 1]
+    times = pa.chunked_array([pa.array(us, pa.int64()).cast(pa.timestamp("us", "UTC"))])
+    dates = pa.chunked_array([pa.array(days, pa.int32()).cast(pa.date32())])
+    # What to_json of Spark 4.3 gives for these.
+    assert [json.loads(one) for one in json_rows.values(times).to_pylist()] == [
+        *("+55840-11-08T22:13:20.000Z", "0000-12-31T23:59:59.999Z", "-0075-07-04T22:13:20.000Z"),
+        *("+10000-01-01T00:00:00.000Z", "-290308-12-21T19:59:05.224Z", "+294247-01-10T04:00:54.775Z"),
+        "1969-12-31T23:59:59.999Z",
+    ]
+    assert [json.loads(one) for one in json_rows.values(dates).to_pylist()] == [
+        *("0001-01-01", "0000-12-31", "9999-12-31", "+10000-01-01"),
+        *("+55840-11-09", "-5877641-06-23", "+5881580-07-11"),
+    ]
+
+
 def test_strings_that_are_no_utf8_are_escaped_where_bytes_cannot_be() -> None:
     names = pa.array([b"M\xfcnchen", b'"\xff"', b"Paris"]).cast(
         options=pc.CastOptions(pa.string(), allow_invalid_utf8=True)
