@@ -115,7 +115,7 @@ def _ending(program: LoadedProgram, guilty: Guilty, part: Part, number: int, rea
         reason = f"it is not known of which records {part.upstream}@v{part.version} made {address}"
     if not reason:
         try:
-            message = message_at(program, address)
+            message = _message(program, address)
         except Exception as error:
             reason = reason_of(error)
     window = Window(address.topic, address.partition, address.offset, address.offset + 1)
@@ -381,8 +381,7 @@ _RECORDS = pa.schema(
 )
 
 
-def message_at(program: LoadedProgram, address: Address) -> SourceMessage:
-    """The record at an address. Raises `Gone`."""
+def _message(program: LoadedProgram, address: Address) -> SourceMessage:
     where = (address.topic, address.partition, address.offset, address.offset + 1)
     for (message,) in program.kafka.read(*where, patience_s=program.patience_s):
         headers = tuple((name, value) for name, value in message.headers() or ())

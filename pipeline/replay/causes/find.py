@@ -17,7 +17,6 @@ from ..record import find_record
 from .absence import of_absence
 from .deploy import is_given, of_deploy, with_program_before
 from .duplicate import of_duplicate
-from .joined import by_the_waiting_row
 from .operation import of_edit, of_reset
 from .time import of_held_clock, of_no_record
 from .trial import Trial
@@ -41,12 +40,6 @@ def find_cause(
         nothing = guilty.no_record
         cause, _ = _asked([partial(of_no_record, trial, nothing)])
         return Behind(cause or unknown(guilty.reason), guilty)
-    joins: list[str] = []
-    if guilty.message is not None:
-        try:
-            guilty = by_the_waiting_row(trial, guilty)
-        except Exception as error:
-            joins.append(f"it is not known whether a row that waited in a join is behind it: {reason_of(error)}")
     if guilty.message is None:
         deployed = partial(_deployed, trial, others, guilty)
         cause, _ = _asked([partial(with_program_before, trial), partial(of_dropped, trial), deployed])
@@ -64,7 +57,7 @@ def find_cause(
     cause, also = _asked(_of_the_record(trial, guilty))
     if cause is None:
         cause = of_records(trial, guilty)
-    left = "; ".join(filter(None, (note, *joins, *failed, *also)))
+    left = "; ".join(filter(None, (note, *failed, *also)))
     return Behind(_noted(cause, left), guilty)
 
 
