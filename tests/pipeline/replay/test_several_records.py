@@ -337,7 +337,7 @@ class Joined(FanIn):
             key="n",
             state=sw.join(left, right, within="5 hours"),
         )(
-            lambda orders, refunds: (  # fmt: skip
+            lambda orders, refunds: (
                 parsed(orders).select("n", "k", "at"),
                 parsed(refunds).select("n", F.col("ts").alias("refund"), F.col("at").alias("back_at")),
             )
