@@ -83,20 +83,19 @@ def truth(history: History, plant: Plant) -> Truth | None:
 
 
 def _first(history: History, stage: str, records: list[Record]) -> Iterator[str]:
-    """Of records the first: by the version that read the topic, then by offset in it, then by time.
-
-    Between partitions records of one time have no order, and all of these are given.
-    """
+    """Of records the first: of those that the topic's reader read with its earliest version, the `earliest`."""
     source = "pairs" if stage == "settled" else next(iter(history.shape.stages), stage)
-    found = list[Record]()
-    for manifest in history.versions(source):
-        if found := history.read_by(source, manifest.version, records):
-            break
+    by_version = (history.read_by(source, manifest.version, records) for manifest in history.versions(source))
+    return (record.address for record in earliest(next(filter(None, by_version), [])))
+
+
+def earliest(records: Iterable[Record]) -> list[Record]:
+    """Of records of one batch the first: by offset in a partition, and between partitions by time; all of the same."""
     heads: dict[tuple[str, int], Record] = {}
-    for record in sorted(found, key=lambda each: each.offset):
+    for record in sorted(records, key=lambda each: each.offset):
         heads.setdefault((record.topic, record.partition), record)
     least = min((record.time_ms for record in heads.values()), default=0)
-    return (record.address for record in heads.values() if record.time_ms == least)
+    return [record for record in heads.values() if record.time_ms == least]
 
 
 def _movers(history: History, plant: Plant, version: int, late: list[Record]) -> list[Record]:
