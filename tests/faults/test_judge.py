@@ -96,12 +96,15 @@ def test_both_records_of_a_duplicate_are_named() -> None:
 
 def test_a_watermark_is_moved_by_a_record_that_did_and_makes_those_late_that_were() -> None:
     plant = a_plant("watermark", "watermark")
-    truth = the_truth(guilty=frozenset({BAD}), movers=frozenset({BAD}), late=frozenset({LATER}))
-    evidence = {"late": LATER, "moved_by": BAD, "moved_version": 2}
+    known = {"movers": frozenset({BAD}), "moved_version": "parse@v2", "late": frozenset({LATER})}
+    truth = the_truth(guilty=frozenset({BAD}), **known)
+    evidence = {"late": LATER, "moved_by": BAD, "moved_version": "parse@v2"}
     assert said(a_verdict("watermark", evidence=evidence), plant, truth) == ""
     assert "moved by" in said(a_verdict("watermark", evidence=evidence | {"moved_by": HEALTHY}), plant, truth)
     assert "late t[0]@3" in said(a_verdict("watermark", evidence=evidence | {"late": HEALTHY}), plant, truth)
-    assert "no record is named" in said(a_verdict("watermark", evidence={"late": LATER}), plant, truth)
+    assert "no record is named" in said(a_verdict("watermark", evidence=evidence | {"moved_by": None}), plant, truth)
+    other = evidence | {"moved_version": "parse@v3"}
+    assert "it was parse@v2" in said(a_verdict("watermark", evidence=other), plant, truth)
 
 
 def test_a_deploy_an_operation_and_a_time_have_their_versions() -> None:
