@@ -74,11 +74,27 @@ def failing_alone(items: Items, fails: Fails, most: int) -> list[int]:
     return sorted(alone)
 
 
-def first_turn(count: int, is_bad: Callable[[int], bool], *, scan: int) -> int:
-    """As `turning_point`; of at most `scan` items the first, also where what is bad does not stay so."""
+def first_turn(
+    count: int, is_bad: Callable[[int], bool], *, scan: int = 0, suspects: Sequence[int] = (), most: int = 8
+) -> int:
+    """As `turning_point`; of several such items an early one, also where what is bad does not stay so.
+
+    Of at most `scan` items it is the first. Else it is none behind the first of the `suspects`, ascending and at least
+    one, up to which it is bad: of these at most so many (`most`) are asked.
+    """
     if count <= scan:
         return next((size - 1 for size in range(1, count) if is_bad(size)), count - 1)
-    return turning_point(count, is_bad)
+    good, bad = 0, count
+    for suspect in suspects[:most]:
+        if suspect + 1 >= count or is_bad(suspect + 1):
+            bad = min(bad, suspect + 1)
+            break
+        good = suspect + 1
+    if good < bad - 1 and bad < count:
+        if not is_bad(bad - 1):
+            return bad - 1
+        bad -= 1
+    return good + turning_point(bad - good, lambda size: is_bad(good + size))
 
 
 def last_turn(count: int, is_bad: Callable[[int], bool]) -> int:

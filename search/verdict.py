@@ -196,8 +196,6 @@ class Hop:
     """Whether it is bad with this record alone; else only with some of those that came before it."""
     needs: int | None = None
     """With how many of those it is bad, of which none can be left out; None where that is not known."""
-    proved: bool = True
-    """Whether replays show that it is bad with this record, and good with all that come before it alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,9 @@ class Part:
     """Their numbers in the batch, ascending."""
     sender: Batch | None = None
     """The batch that sent them, once `Batches.expand` has replayed it."""
-    of_rows: Numbers | None = None
-    """For each row of the sender's function the record that it was received as, where each row was sent as it is and
-    comes of one record; None elsewhere."""
+    trace: tuple[Numbers, Numbers] | None = None
+    """Of each record the number here, and in the sender's batch that of the one record that it was made of; None where
+    it was made of several, or it is not known."""
 
     @cached_property
     def received(self) -> pa.Table:
@@ -120,12 +120,6 @@ class Batch:
         records = list(self.replay.records.values())[int(self.inputs[number])]
         partition, offset, row = (int(self.place[name][number].as_py()) for name in ADDRESS)
         return Address(records.topic, partition, offset, row if records.upstream else None)
-
-    def value(self, name: str, number: int, column: str) -> object:
-        """A column of a record, as the stage's function gets it."""
-        if number < self.replay.count:
-            return self.replay.inputs(np.array([number]))[name][column][0].as_py()
-        return self.replay.left_out[name].rows[column][number - self.first_left_out[name]].as_py()
 
     def of_output(self, name: str) -> StageReplay:
         """Its replay, asked about a channel that it writes; empty for its tables."""
@@ -220,8 +214,8 @@ class Batches:
                 "different. "
                 f"{why_different(self.program, replay.after)}"
             )
-        if replay.shape.bound is None and replay.knows_records:
-            part.of_rows = part.numbers[records]
+        if (made_of := replay.sent_records(every)) is not None:
+            part.trace = part.numbers[records], made_of[rows]
         part.sender = sender
         return sender
 
@@ -310,14 +304,21 @@ def why_different(program: LoadedProgram, after: Manifest) -> str:
 class Choice:
     """What batches make of chosen records.
 
-    `chosen` has of some parts the numbers of their records. Records of other parts are those that their senders send,
-    where these were replayed; else there are none. With `only`, `root` gets no other records than these.
+    `chosen` has of some parts the numbers of their records, `more` rows that come with these. Records of other parts
+    are those that their senders send, where these were replayed; else there are none. With `only`, `root` gets no
+    other records than these.
     """
 
     def __init__(
-        self, batches: Batches, chosen: Mapping[Part, Numbers], root: Batch | None = None, only: Numbers | None = None
+        self,
+        batches: Batches,
+        chosen: Mapping[Part, Numbers],
+        root: Batch | None = None,
+        only: Numbers | None = None,
+        more: Mapping[Part, pa.Table] | None = None,
     ) -> None:
         self._batches, self._chosen, self._root, self._only = batches, chosen, root, only
+        self._more = more or {}
         self._inputs: dict[Batch, tuple[Numbers, dict[str, list[pa.Table]]]] = {}
         self._rows: dict[tuple[Batch, str], pa.Table] = {}
         self._whole: dict[Batch, bool] = {}
@@ -334,7 +335,7 @@ class Choice:
 
     def _has_all(self, part: Part) -> bool:
         if part in self._chosen:
-            return len(self._chosen[part]) == len(part.numbers)
+            return len(self._chosen[part]) == len(part.numbers) and part not in self._more
         return part.sender is not None and self.is_whole(part.sender)
 
     def numbers(self, batch: Batch) -> Numbers:
@@ -366,14 +367,14 @@ class Choice:
 
     def _part(self, part: Part) -> tuple[Numbers, pa.Table | None]:
         if part in self._chosen:
-            return self._chosen[part], None
+            return self._chosen[part], self._more.get(part)
         if part.sender is None:
             return np.empty(0, np.int64), None
         if self.is_whole(part.sender):
             return part.numbers, None
-        if part.of_rows is not None and self.is_known(part.sender):
-            replay = part.sender.of_output(part.name)
-            return part.of_rows[np.isin(replay.record_of(replay.rows()), self.numbers(part.sender))], None
+        if part.trace is not None and self.is_known(part.sender):
+            mine, made_of = part.trace
+            return mine[np.isin(made_of, self.numbers(part.sender))], None
         sent = sent_as(self._replay(part.sender, part.name), self.rows(part.sender, part.name), part.received)
         mine, other = pairs(sent, part.received)
         if len(mine) == sent.num_rows:

@@ -7,7 +7,7 @@ first whole batches, those of one stage after those of the stage below it; then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +26,52 @@ _SCANNED = 8
 """Of so many records each prefix is tried, so that the first is found also where what is bad does not stay so."""
 _LANES = 16
 """Partitions whose records of the same time are tried in another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """The records of some parts in the app's order. Arrays have one element a record."""
+
+    parts: tuple[Part, ...]
+    of: Numbers
+    """Of which part each is."""
+    numbers: Numbers
+    """Its number in the part's batch."""
+    order: Ordered | None
+    """What the order rests upon, where all are records of users' topics that one batch read; None elsewhere."""
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[Part]) -> Queue:
+        """All records of these parts; the batches are in their order."""
+        of, numbers, order = [np.empty(0, np.int64)], [np.empty(0, np.int64)], None
+        for batch in dict.fromkeys(part.batch for part in parts):
+            mine = [at for at, part in enumerate(parts) if part.batch is batch]
+            some = np.concatenate([parts[at].numbers for at in mine])
+            partition, offset, row, time = (batch.column(name)[some] for name in batch.place.column_names[:4])
+            order = in_order(time, batch.inputs[some], partition, offset, row)
+            of.append(np.repeat(mine, [len(parts[at].numbers) for at in mine])[order.order])
+            numbers.append(some[order.order])
+        is_one = len(of) == 2 and not any(part.upstream for part in parts)
+        return cls(tuple(parts), np.concatenate(of), np.concatenate(numbers), order if is_one else None)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, place: int) -> Item:
+        return self.parts[int(self.of[place])], int(self.numbers[place])
+
+    def chosen(self, places: Numbers) -> dict[Part, Numbers]:
+        """The records at some places."""
+        of, numbers = self.of[places], self.numbers[places]
+        return {part: np.sort(numbers[of == at]) for at, part in enumerate(self.parts) if (of == at).any()}
+
+    def places(self, some: Mapping[Part, Numbers]) -> Numbers:
+        """Where records are, ascending."""
+        found = [np.empty(0, np.int64)]
+        for at, part in enumerate(self.parts):
+            if part in some:
+                found.append(np.flatnonzero((self.of == at) & np.isin(self.numbers, some[part])))
+        return np.sort(np.concatenate(found))
 
 
 @dataclass
@@ -51,8 +97,8 @@ class Found:
     """And with it."""
     earlier: list[Item]
     """Of those before it, the ones that may have to do with it."""
-    candidates: int
-    """How many records may be it: of its batch, those that may have to do with what is bad."""
+    candidates: Chosen
+    """The records of its batch that may have to do with what is bad."""
     proved: bool
     """Whether replays of all records before it, and of these and the record, show that it turns bad with it."""
     alone: bool = True
@@ -105,113 +151,95 @@ class Search(BadBatch):
         def is_bad(count: int) -> bool:
             return self.is_bad(self.fixed | whole(part for cluster in clusters[:count] for part in cluster))
 
-        at = last_turn(len(clusters), is_bad) if self.last else turning_point(len(clusters), is_bad)
+        alone = [self.reach(part, self.alone) for part in parts]
+        bad = {part for part, some in zip(parts, alone, strict=True) if some is not None and len(some)}
+        at = self._turn(len(clusters), is_bad, [at for at, cluster in enumerate(clusters) if bad & {*cluster}])
         self.fixed |= whole(part for cluster in clusters[:at] for part in cluster)
         self.levels.append(Level(tuple(clusters[at]), self.replays - begun))
         return tuple(clusters[at])
 
+    def _turn(self, count: int, is_bad: Callable[[int], bool], suspects: Sequence[int]) -> int:
+        """With which of so many items it turns bad; suspects are those with a record that is bad by itself."""
+        return last_turn(count, is_bad) if self.last else first_turn(count, is_bad, scan=_SCANNED, suspects=suspects)
+
+    def _reached(self, queue: Queue, wanted: Numbers | None) -> Numbers | None:
+        """Where in a queue the records are of which the `wanted` ones of the bad batch are made; None if not known."""
+        found = {part: self.reach(part, wanted) for part in queue.parts}
+        known = {part: some for part, some in found.items() if some is not None}
+        return queue.places(known) if len(known) == len(found) else None
+
     def _record(self, parts: tuple[Part, ...]) -> Found:
-        begun = self.replays
-        items, order = _ordered(parts)
-        relevant = [self.reach(part) for part in parts]
-        narrow = self.relevant is not None and all(some is not None for some in relevant)
-        if narrow:
-            of = {part: set(some.tolist()) for part, some in zip(parts, relevant, strict=True) if some is not None}
-            candidates = [at for at, (part, number) in enumerate(items) if number in of[part]]
-        if not narrow or not candidates:
-            candidates = [*range(len(items))]
+        begun, queue = self.replays, Queue.of_parts(parts)
+        everything = np.arange(len(queue))
+        reached = self._reached(queue, self.relevant)
+        candidates = everything if reached is None or not len(reached) else reached
+        alone = self._reached(queue, self.alone)
 
-        def chosen(places: Iterable[int]) -> Chosen:
-            return self.fixed | by_part(items[place] for place in places)
+        def turn(places: Numbers, only: Numbers | None) -> int:
+            suspects = np.searchsorted(places, np.intersect1d(places, alone)).tolist() if alone is not None else ()
+            return int(
+                places[self._turn(len(places), lambda count: self.is_bad(chosen(places[:count]), only), suspects)]
+            )
 
-        def turn(count: int, is_bad: Callable[[int], bool]) -> int:
-            return last_turn(count, is_bad) if self.last else first_turn(count, is_bad, scan=_SCANNED)
+        def chosen(places: Numbers) -> Chosen:
+            return self.fixed | queue.chosen(places)
 
-        only = self.relevant if narrow else None
-        at = len(items)
-        if len(candidates) < len(items) and self.is_bad(chosen(candidates), only):
-            found = turn(len(candidates), lambda count: self.is_bad(chosen(candidates[:count]), only))
-            at = candidates[found]
-        if at == len(items) or not self._turns(chosen(range(at)), chosen(range(at + 1))):
-            # What records have to do with it does not show in their keys.
-            candidates = [*range(len(items))]
-            at = turn(len(items), lambda count: self.is_bad(chosen(range(count))))
-        before, until = chosen(range(at)), chosen(range(at + 1))
-        part, number = items[at]
-        earlier = [items[place] for place in candidates if place < at]
-        proved = not self.reason
-        found_ = Found(part, number, before, until, earlier, len(candidates), proved)
+        at = -1
+        if len(candidates) < len(queue) and self.is_bad(chosen(candidates), self.relevant):
+            at = turn(candidates, self.relevant)
+        if at < 0 or not self.is_bad(chosen(everything[: at + 1])) or self.is_bad(chosen(everything[:at])):
+            # Which records have to do with it does not show in keys.
+            candidates = everything
+            at = turn(everything, None)
+        part, number = queue[at]
+        before, until = (chosen(everything[:end]) for end in (at, at + 1))
+        earlier = [queue[place] for place in candidates[candidates < at].tolist()]
+        found = Found(part, number, before, until, earlier, queue.chosen(candidates), proved=not self.reason)
         self.levels[-1].replays += self.replays - begun
+        begun = self.replays
         if not self.last:
-            self._alone(found_)
-            found_.tied = self._tied(items, order, at, chosen) if order is not None and proved else ()
-        return found_
-
-    def in_order(self, items: Iterable[Item]) -> list[Item]:
-        """Records of one batch in the app's order."""
-        chosen = by_part(items)
-        every, _ = _ordered(tuple(chosen))
-        return [(part, number) for part, number in every if number in chosen[part]]
-
-    def _turns(self, before: Chosen, until: Chosen) -> bool:
-        return self.is_bad(until) and not self.is_bad(before)
+            self._alone(found)
+            if queue.order is not None and found.proved:
+                found.tied = tuple(self._tied(queue, queue.order, at))
+        # What is asked for that is no part of the search.
+        self.replays = begun
+        return found
 
     def _alone(self, found: Found) -> None:
-        """Whether it is bad without those before it, and else with which of them."""
+        """Ask if it is bad without those before it, and else with which of them."""
         record = (found.part, found.number)
         if not found.earlier and not any(len(numbers) for numbers in self.fixed.values()):
             return
-        begun = self.replays
         found.alone = self.is_bad(by_part([record]))
         if not found.alone:
-            reached = ((part, self.reach(part)) for part in self.fixed)
+            reached = ((part, self.reach(part, self.relevant)) for part in self.fixed)
             fixed = [
                 (part, number) for part, some in reached for number in (part.numbers if some is None else some).tolist()
             ]
             items = [*fixed, *found.earlier]
-            needed, is_smallest = smallest(items, lambda some: self.is_bad(by_part([*some, record])), most=_MOST)
-            found.needs = list(needed) if is_smallest else None
-        # What is asked for that is no part of the search.
-        self.replays = begun
 
-    def _tied(
-        self, items: list[Item], order: Ordered, at: int, chosen: Callable[[Iterable[int]], Chosen]
-    ) -> tuple[Address, ...]:
+            def is_bad(some: Sequence[Item]) -> bool:
+                return self.is_bad(by_part([*some, record]))
+
+            if is_bad(items):
+                needed, is_smallest = smallest(items, is_bad, most=_MOST)
+                found.needs = list(needed) if is_smallest else None
+
+    def _tied(self, queue: Queue, order: Ordered, at: int) -> Iterator[Address]:
         """The records of other partitions that may have been the first, had theirs been read before, or after."""
         lanes = order.tied(at)
-        others = [lane for lane in lanes if lane != order.lanes[at]][:_LANES]
-        if not others:
-            return ()
-        begun, tied = self.replays, list[Address]()
-        earlier = np.flatnonzero(order.times_ms < order.times_ms[at]).tolist()
-        for lane in others:
-            mine = lanes[lane].tolist()
-            rest = [place for other in lanes if other != lane for place in lanes[other].tolist()]
-            for first in (earlier, [*earlier, *rest]):
-                if self.is_bad(chosen(first)):
+        earlier = np.flatnonzero(order.times_ms < order.times_ms[at])
+        for lane in [lane for lane in lanes if lane != order.lanes[at]][:_LANES]:
+            mine = lanes[lane]
+            rest = np.concatenate([places for other, places in lanes.items() if other != lane])
+            for first in (earlier, np.append(earlier, rest)):
+
+                def is_bad(count: int, first: Numbers = first, mine: Numbers = mine) -> bool:
+                    return self.is_bad(self.fixed | queue.chosen(np.append(first, mine[:count])))
+
+                if is_bad(0):
                     break
-
-                def is_bad(count: int, first: list[int] = first, mine: list[int] = mine) -> bool:
-                    return self.is_bad(chosen([*first, *mine[:count]]))
-
                 if is_bad(len(mine)):
-                    part, number = items[mine[turning_point(len(mine), is_bad)]]
-                    tied.append(part.batch.address(number))
+                    part, number = queue[int(mine[turning_point(len(mine), is_bad)])]
+                    yield part.batch.address(number)
                     break
-        self.replays = begun
-        return tuple(tied)
-
-
-def _ordered(parts: tuple[Part, ...]) -> tuple[list[Item], Ordered | None]:
-    """All records of the parts in the app's order, which is told where they are of one batch and of users' topics."""
-    items = list[Item]()
-    order = None
-    for batch in dict.fromkeys(part.batch for part in parts):
-        mine = [part for part in parts if part.batch is batch]
-        numbers = np.concatenate([part.numbers for part in mine])
-        of = np.repeat(np.arange(len(mine)), [len(part.numbers) for part in mine])
-        partition, offset, row, time = (batch.column(name)[numbers] for name in batch.place.column_names[:4])
-        order = in_order(time, batch.inputs[numbers], partition, offset, row)
-        items += [(mine[of[at]], int(numbers[at])) for at in order.order.tolist()]
-    is_one = len({part.batch for part in parts}) == 1 and not any(part.upstream for part in parts)
-    return items, order if is_one else None

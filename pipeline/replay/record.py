@@ -10,14 +10,15 @@ Of a change of a key, what is bad is that the row is as it was committed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from ...errors import Gone
-from ...fold.culprit import turning_point
+from ...fold.culprit import TooMany, failing_alone, turning_point
 from ...moments.cut.graph import Cut
 from ...moments.cut.lineage import Window, direct, losses
 from ...moments.diff.candidates import changed_keys
@@ -29,11 +30,18 @@ from ...store.read.multi_get import multi_get
 from ...store.sst.hashing import hash_keys
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
+from ..batch.rerun import Numbers
 from ..spark.user_errors import reason_of
-from .alone import bad_records
 from .batches import Choice, Part, why_different
-from .first import Found, Search
+from .first import Found, Queue, Search
+from .joined import climb, met
 from .program import LoadedProgram
+from .what_if import Item, by_part
+
+_MOST_ALONE = 1_000
+"""Records that are looked for by trying groups of them; where Spark says which row is whose, there is no bound."""
+_MOST_REPLAYS = 60
+"""Groups that are tried for them; a fifth, where Spark computes batches anew or a program of the user's is asked."""
 
 
 def find_record(
@@ -71,35 +79,73 @@ def behind(
         found = search.run()
         if found is None:
             return dataclasses.replace(guilty, reason=_no_record(search), no_record=search.nothing)
-        for hop in _hops(search, found):
-            hops.append(hop)
-            on_hop(hop)
+        way = list[Item]()
+        for item in _way_up(search, found):
+            way.append(item)
+            hops.append(_hop(search, found, *item))
+            on_hop(hops[-1])
         reason = search.reason
     except Exception as error:
         reason = reason_of(error)
     if search is None or found is None or not hops:
         return dataclasses.replace(guilty, reason=reason)
+    guilty = dataclasses.replace(guilty, hops=tuple(hops), proved=found.proved, tied=found.tied)
+    guilty = _ending(program, guilty, *way[-1], reason)
+    with suppress(Exception):
+        # What it did, and which others are bad, is not told where it cannot be.
+        guilty = dataclasses.replace(
+            guilty, keys=search.keys_between(search.cut(found.before), search.cut(found.until))
+        )
+        if last:
+            reached = search.relevant
+            return dataclasses.replace(guilty, of_key=0 if reached is None else len(reached))
+        if guilty.message is not None and (other := _with_bad_values(search, found, guilty, way)) is not None:
+            return other
+        records, is_complete, alone = _bad_records(search, found)
+        others = None if alone is None else alone - found.alone
+        return dataclasses.replace(guilty, records=records, is_complete=is_complete, others=others)
+    return guilty
+
+
+def _ending(program: LoadedProgram, guilty: Guilty, part: Part, number: int, reason: str) -> Guilty:
+    """The way, with the message at its end; or with the reason why there is none."""
+    address = part.batch.address(number)
     message: SourceMessage | None = None
-    address = found.part.batch.address(found.number)
+    if part.upstream and not reason:
+        reason = f"it is not known of which records {part.upstream}@v{part.version} made {address}"
     if not reason:
         try:
             message = _message(program, address)
         except Exception as error:
             reason = reason_of(error)
     window = Window(address.topic, address.partition, address.offset, address.offset + 1)
-    guilty = Guilty(tuple(hops), message, reason, (window,), None, proved=found.proved, tied=found.tied)
-    try:
-        keys = search.keys_between(search.cut(found.before), search.cut(found.until))
-        guilty = dataclasses.replace(guilty, keys=keys)
-        if last:
-            reached = search.relevant
-            return dataclasses.replace(guilty, of_key=0 if reached is None else len(reached))
-        records, is_complete, alone = bad_records(search, found)
-        others = None if alone is None else alone - found.alone
-        return dataclasses.replace(guilty, records=records, is_complete=is_complete, others=others)
-    except Exception as error:
-        # The record is proved: what it did cannot be told.
-        return dataclasses.replace(guilty, reason=guilty.reason or f"what else it did is not known: {reason_of(error)}")
+    return dataclasses.replace(guilty, message=message, reason=reason, windows=(window,))
+
+
+def _with_bad_values(search: Search, found: Found, guilty: Guilty, way: Sequence[Item]) -> Guilty | None:
+    """The record that the one that was found met in a join, where that one has the bad values; None elsewhere."""
+    if (other := met(search, found, way)) is None:
+        return None
+    program, after, hops = search.batches.program, other.batch.replay.after, guilty.hops[: other.at + 1]
+    nothing = dataclasses.replace(guilty, hops=hops, message=None, proved=False, tied=())
+    if len(other.records) == 1:
+        up = climb(search, other.batch, int(other.records[0]))
+        # It needs the one that it met, which came later.
+        part, number = up[-1]
+        theirs = dataclasses.replace(
+            found, part=part, number=number, alone=False, needs=[way[-1]], candidates={part: np.array([number])}
+        )
+        hops += tuple(_hop(search, theirs, *item) for item in up)
+        return _ending(program, dataclasses.replace(guilty, hops=hops, tied=()), *up[-1], "")
+    if len(other.records) or not other.version:
+        what = "several records brought them" if len(other.records) else "they waited in its table"
+        return dataclasses.replace(
+            nothing, reason=f"{way[-1][0].batch.address(way[-1][1])} met bad values at {other.batch!r}: {what}"
+        )
+    earlier = why(program, after.stage, other.version, other.key)
+    return dataclasses.replace(
+        earlier, hops=(*hops, *earlier.hops), keys=guilty.keys, of_key=0, proved=earlier.proved and earlier.of_key == 1
+    )
 
 
 def _open(
@@ -142,49 +188,50 @@ def _no_record(search: Search) -> str:
     return f"{what} is bad whatever records it read"
 
 
-def _hops(search: Search, found: Found) -> Iterator[Hop]:
+def _way_up(search: Search, found: Found) -> Iterator[Item]:
     """The records on the way from the commit up to the one that was found, each as what it was received."""
     with_, without = (Choice(search.batches, chosen) for chosen in (found.until, found.before))
-    way = _way(search, found.part)
-    replays = {part: level.replays for level in search.levels for part in level.parts}
-    for part in way:
-        is_last = part is found.part
-        number = found.number if is_last else _received(search, found, part, with_, without)
-        batch = part.batch
-        candidates = found.candidates if is_last else _candidates(search, part)
-        needs = None if found.needs is None else len(found.needs)
-        yield Hop(
-            batch.replay.after.stage,
-            batch.replay.after.version,
-            batch.address(number),
-            batch.count,
-            candidates,
-            replays.get(part, 0),
-            found.alone,
-            None if found.alone else needs,
-            proved=is_last and found.proved,
-        )
+    for part in _way(search, found.part, with_, without):
+        yield part, found.number if part is found.part else _received(search, part, with_, without)
+
+
+def _hop(search: Search, found: Found, part: Part, number: int) -> Hop:
+    batch, after = part.batch, part.batch.replay.after
+    replays = next((level.replays for level in search.levels if part in level.parts), 0)
+    is_last = part is found.part
+    candidates = sum(map(len, found.candidates.values())) if is_last else _candidates(search, part)
+    needs = None if found.needs is None or found.alone else len(found.needs)
+    record = after.stage, after.version, batch.address(number), batch.count
+    return Hop(*record, candidates, replays, found.alone, needs)
 
 
 def _candidates(search: Search, part: Part) -> int:
-    some = search.reach(part)
+    some = search.reach(part, search.relevant)
     return len(part.numbers) if some is None else len(some)
 
 
-def _way(search: Search, end: Part) -> list[Part]:
-    """The parts from one of the bad batch up to this one, each sent by the batch of the next."""
+def _way(search: Search, end: Part, with_: Choice, without: Choice) -> list[Part]:
+    """The parts from one of the bad batch up to this one, each sent by the batch of the next.
+
+    Where a batch sent several, one is taken with which the record comes, if there is one.
+    """
     way = [end]
     while (batch := way[0].batch) is not search.root:
-        every = (part for level in search.levels for part in level.parts)
-        way.insert(0, next(part for part in every if part.sender is batch))
+        every = [part for level in search.levels for part in level.parts if part.sender is batch]
+        way.insert(0, next((part for part in every if len(_gained(part, with_, without))), every[0]))
     return way
 
 
-def _received(search: Search, found: Found, part: Part, with_: Choice, without: Choice) -> int:
+def _gained(part: Part, with_: Choice, without: Choice) -> Numbers:
+    """The records of a part that one choice has more than the other."""
+    return np.setdiff1d(with_.of_part(part), without.of_part(part))
+
+
+def _received(search: Search, part: Part, with_: Choice, without: Choice) -> int:
     """The record of a part as which the one that was found, or what a state made of it, was received."""
     begun = search.replays
-    gained = np.setdiff1d(with_.of_part(part), without.of_part(part))
-    if (reached := search.reach(part)) is not None and len(np.intersect1d(gained, reached)):
+    gained = _gained(part, with_, without)
+    if (reached := search.reach(part, search.relevant)) is not None and len(np.intersect1d(gained, reached)):
         gained = np.intersect1d(gained, reached)
     base = without.of_part(part)
     if not len(gained):
@@ -200,6 +247,138 @@ def _received(search: Search, found: Found, part: Part, with_: Choice, without: 
     finally:
         # What is asked for that is no part of the search.
         search.replays = begun
+
+
+def _bad_records(search: Search, found: Found) -> tuple[pa.Table, bool, int | None]:
+    """The bad records of the batch, in the app's order, and whether all that are bad by themselves are among them.
+
+    And how many are bad by themselves: where not all are found, so many that the batch itself read; None where that is
+    not known. For the columns see `Guilty.records`. What is not found for an error, or in so many replays, is left out.
+    """
+    alone, is_complete, count = _bad_alone(search, found)
+    named = (found.part, found.number)
+    if found.alone and named not in alone:
+        alone.append(named)
+    together = [*(found.needs or ()), named] if not found.alone else []
+    items = {**dict.fromkeys(together, False), **dict.fromkeys(alone, True)}
+    return _table(search, items), is_complete, sum(items.values()) if is_complete else count
+
+
+def _bad_alone(search: Search, found: Found) -> tuple[list[Item], bool, int | None]:
+    """The records that are bad by themselves, as far up as batches were replayed; and whether these are all.
+
+    And how many records of the bad batch itself are, where that is known.
+    """
+    begun, count = search.replays, None
+    try:
+        known = search.alone
+        if known is None:
+            some, are_all = _by_groups(search, found.candidates)
+            # Other parts may have some, too.
+            return some, are_all and len(search.root.parts) == 1, None
+        count = len(known)
+        return *_sources(search, [(part, np.intersect1d(part.numbers, known)) for part in search.root.parts]), count
+    except Exception:
+        return [], False, count
+    finally:
+        # What is asked for that is no part of the search.
+        search.replays = begun
+
+
+def _sources(search: Search, waiting: list[tuple[Part, Numbers]]) -> tuple[list[Item], bool]:
+    """The records of users' topics of which records of a batch are made; and whether each was traced up to there."""
+    found, is_complete = list[Item](), True
+    while waiting:
+        part, numbers = waiting.pop()
+        if not len(numbers):
+            continue
+        if not part.upstream:
+            found += [(part, number) for number in numbers.tolist()]
+            continue
+        try:
+            sender = search.batches.expand(part)
+        except Exception:
+            # Not replayed: the rows that it sent are what is known.
+            found += [(part, number) for number in numbers.tolist()]
+            is_complete = False
+            continue
+        if part.trace is None:
+            reached = {each: search.reach(each, search.relevant) for each in sender.parts}
+            chosen = {each: each.numbers if some is None else some for each, some in reached.items()}
+            some, are_all = _by_groups(search, chosen)
+            waiting += by_part(some).items()
+            is_complete &= are_all
+            continue
+        mine, made_of = part.trace
+        records = made_of[np.isin(mine, numbers)]
+        waiting += [(each, np.intersect1d(each.numbers, records)) for each in sender.parts]
+    return list(dict.fromkeys(found)), is_complete
+
+
+def _by_groups(search: Search, chosen: Mapping[Part, Numbers]) -> tuple[list[Item], bool]:
+    """Of these records those that are bad by themselves, by trying groups of them; and whether these are all."""
+    items = [(part, number) for part, numbers in chosen.items() for number in numbers.tolist()]
+    begun = search.replays
+    known = all(batch.replay.knows_records for batch in search.batches.known.values())
+    is_cheap = known and bool(search.predicate.sql)
+    most = _MOST_REPLAYS if is_cheap else _MOST_REPLAYS // 5
+
+    def fails(groups: Sequence[Numbers]) -> list[bool]:
+        if search.replays - begun + len(groups) > most:
+            raise TooMany([])
+        return [search.is_bad(by_part(items[at] for at in group.tolist())) for group in groups]
+
+    try:
+        every = np.arange(len(items), dtype=np.int64)
+        if not fails([every])[0]:
+            return [], True
+        return [items[at] for at in failing_alone(every, fails, _MOST_ALONE)], True
+    except TooMany:
+        return [], False
+
+
+def _table(search: Search, items: Mapping[Item, bool]) -> pa.Table:
+    """Records as `Guilty.records` has them; of each it is said whether it is bad by itself."""
+    chosen, alone = by_part(items), by_part(item for item, is_alone in items.items() if is_alone)
+    ordered = [part for cluster in search.batches.clusters(tuple(chosen)) for part in cluster]
+    tables = [_RECORDS.empty_table()]
+    for batch in dict.fromkeys(part.batch for part in ordered):
+        parts = [part for part in ordered if part.batch is batch]
+        queue = Queue.of_parts(parts)
+        tables.append(_rows(queue, queue.places(chosen), alone))
+    return pa.concat_tables(tables)
+
+
+def _rows(queue: Queue, places: Numbers, alone: Mapping[Part, Numbers]) -> pa.Table:
+    """The records at some places of a queue."""
+    of, numbers, tables = queue.of[places], queue.numbers[places], [_RECORDS.empty_table()]
+    for at, part in enumerate(queue.parts):
+        mine = numbers[of == at]
+        partition, offset, row, time = (part.batch.place.take(pa.array(mine)).columns)[:4]
+        topic = pa.repeat(part.batch.replay.records[part.name].topic, len(mine))
+        if part.upstream:
+            key = pa.nulls(len(mine), pa.binary())
+        else:
+            key = part.received["key"].take(pa.array(np.searchsorted(part.numbers, mine)))
+            row = pa.nulls(len(mine), pa.int32())
+        is_alone = pa.array(np.isin(mine, alone.get(part, mine[:0])))
+        columns = [topic, partition, offset, row, time.cast(_RECORDS.field("time").type), key, is_alone]
+        tables.append(pa.Table.from_arrays(columns, schema=_RECORDS))
+    back = np.argsort(np.concatenate([np.flatnonzero(of == at) for at in range(len(queue.parts))]))
+    return pa.concat_tables(tables).take(pa.array(back))
+
+
+_RECORDS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("row", pa.int32()),
+        ("time", pa.timestamp("ms", "UTC")),
+        ("key", pa.binary()),
+        ("alone", pa.bool_()),
+    ]
+)
 
 
 def _message(program: LoadedProgram, address: Address) -> SourceMessage:

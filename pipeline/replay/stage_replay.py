@@ -157,7 +157,7 @@ class StageReplay:
         return sum(map(len, self.numbers.values()))
 
     def address(self, number: int) -> Address:
-        """Where a record is in Kafka."""
+        """The address in Kafka of a record that it took."""
         _, records, at = self._at(number)
         partition, offset, row = (int(records.place[name][at].as_py()) for name in records.place.column_names[:3])
         return Address(records.topic, partition, offset, row if records.upstream else None)
@@ -167,9 +167,10 @@ class StageReplay:
         name, records, at = self._at(number)
         return name, records.upstream, int(records.versions[at])
 
-    def numbers_of(self, name: str, version: int) -> Numbers:
-        """The records that a version sent on an input, ascending."""
-        return np.sort(self.numbers[name][self.records[name].versions == version])
+    def _at(self, number: int) -> tuple[str, Records, int]:
+        """The input of a record, and its row there."""
+        name = next(name for name, mine in self.numbers.items() if number in mine)
+        return name, self.records[name], int(np.flatnonzero(self.numbers[name] == number)[0])
 
     def inputs(self, chosen: Numbers) -> dict[str, pa.Table]:
         """Some records, in the order of their numbers, as the function gets them."""
@@ -275,6 +276,16 @@ class StageReplay:
         names = [one.name for one in self.stage.emits_to]
         return emitted[names.index(self.output)] if len(emitted) > 1 else emitted[0]
 
+    def sent_records(self, rows: pa.Table) -> Numbers | None:
+        """The record of each row that `sent` gives of these; None where it is not known, or a state made the rows."""
+        if not self.knows_records:
+            return None
+        if self.shape.bound is None:
+            return self.record_of(rows)
+        if self.stage.late is not None and self.output == self.stage.late.name:
+            return self.record_of(self.step.split_late(rows)[1])
+        return None
+
     def late(self, rows: pa.Table) -> pa.Table:
         """Those of the function's rows that were late, as they went where the program says; it says so."""
         columns = self.shape.late
@@ -284,11 +295,6 @@ class StageReplay:
     def clock_ms(self) -> int:
         """By which rows of the table are expired while the batch is merged."""
         return ttl.batch_clock_ms(self.before, self.after.clock_ms)
-
-    def _at(self, number: int) -> tuple[str, Records, int]:
-        """The input of a record, and its row there."""
-        name = next(name for name, mine in self.numbers.items() if number in mine)
-        return name, self.records[name], int(np.flatnonzero(self.numbers[name] == number)[0])
 
     def _function(self, inputs: Mapping[str, pa.Table], numbers: Mapping[str, Numbers]) -> tuple[pa.Table, bool]:
         """What the function makes of records by number, as `Rerun.table`. Spark's errors where it fails in a task."""

@@ -15,19 +15,23 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from ...errors import NotFound
+from ...errors import NotFound, SlackwaterError
+from ...fold.failing import RECORD
+from ...fold.kinds.kind import Groups
 from ...fold.step import EVERY_HASH
 from ...moments.cut.graph import Cut
 from ...moments.diff.candidates import changed_keys
 from ...moments.diff.key_changes import KeyChanges
 from ...moments.diff.stored_rows import TableSide
 from ...moments.diff.versions import Ancestry
+from ...moments.query.row_local import ROW, numbers_of, row_local
 from ...search.predicate import Context, Predicate, Skip, Wanted
 from ...search.verdict import MAX_ROWS, Address, CannotProve, NoRecord
 from ...store.sst import ttl
+from ...store.sst.hashing import normalise_keys
 from ...store.sst.types import DUE, EXPIRES, HASH, SEQ
 from ...store.versions.manifest import Manifest
-from ...store.versions.side_tables import table_of, tables_of
+from ...store.versions.side_tables import table_name, table_of, tables_of
 from ..batch.rerun import Numbers
 from .batches import Batch, Batches, Choice, Part
 from .program import LoadedProgram
@@ -180,21 +184,26 @@ class BadBatch:
             every, beside = of_keys(every, self.changed.changed().keys), beside[:1]
         return np.unique(np.concatenate([replay.record_of(every), *beside]))
 
-    def reach(self, part: Part) -> Numbers | None:
-        """The records of a part that may have to do with what is bad; None where that is not known."""
-        if self.relevant is None:
+    @cached_property
+    def alone(self) -> Numbers | None:
+        """The records of the bad batch that are bad by themselves; None where that is not known without trying."""
+        return bad_alone(self.root.replay, self.predicate) if self.own_table else bad_beside(self.root, self.predicate)
+
+    def reach(self, part: Part, wanted: Numbers | None) -> Numbers | None:
+        """The records of a part of which the `wanted` ones of the bad batch are made; None where that is not known."""
+        if wanted is None:
             return None
         if part.batch is self.root:
-            return np.intersect1d(part.numbers, self.relevant)
+            return np.intersect1d(part.numbers, wanted)
         found = [np.empty(0, np.int64)]
         for below in (each for batch in self.batches.known.values() for each in batch.parts):
             if below.sender is not part.batch:
                 continue
-            reached = self.reach(below)
-            if below.of_rows is None or reached is None:
+            reached = self.reach(below, wanted)
+            if below.trace is None or reached is None:
                 return None
-            replay = part.batch.of_output(below.name)
-            found.append(replay.record_of(replay.rows())[np.isin(below.of_rows, reached)])
+            records, made_of = below.trace
+            found.append(made_of[np.isin(records, reached)])
         return np.intersect1d(part.numbers, np.concatenate(found))
 
 
@@ -272,3 +281,53 @@ def _fell_due(replay: StageReplay) -> pa.Table:
         return key.select(names).append_column("time", pa.array([], _TIME))
     found = replay.stored.due(due.span, EVERY_HASH)
     return found.keys.select(names).append_column("time", found.values[DUE].cast(_TIME))
+
+
+def bad_beside(batch: Batch, predicate: Predicate) -> Numbers | None:
+    """The records whose rows of a table beside the stage's own are each wrong; None where that is not known."""
+    names = {table_name(batch.replay.after.stage, name): name for name in batch.side_rows}
+    try:
+        table, sql = row_local(predicate.sql, names)
+        rows, numbers = batch.side_rows[names[table]]
+        return numbers_of(sql, table, rows.append_column(ROW, pa.array(numbers)).filter(pa.array(numbers >= 0)))
+    except SlackwaterError:
+        return None
+
+
+def bad_alone(replay: StageReplay, predicate: Predicate) -> Numbers | None:
+    """The records that make the predicate true by themselves, ascending; None where that is not known.
+
+    It is known where each of the function's rows comes of one record, and the predicate is SQL over single rows of
+    the stage's table.
+    """
+    if not replay.knows_records or not predicate.sql or replay.before.table is None:
+        return None
+    try:
+        stage, sql = row_local(predicate.sql, [replay.after.stage])
+        return numbers_of(sql, stage, _each_alone(replay))
+    except Exception:
+        # The predicate is another one, or the state's function does not take a key several times.
+        return None
+
+
+def _each_alone(replay: StageReplay) -> pa.Table:
+    """The table's rows as each record by itself would leave those of its keys, with the record's number as `ROW`."""
+    step, table = replay.step, replay.table
+    bound = step.state_now
+    key = [column.name for column in table.key]
+    rows = normalise_keys(step.split_late(replay.rows())[0], key)
+    order = np.lexsort((rows["_hash"].to_numpy(), rows[RECORD].to_numpy()))
+    rows = rows.take(pa.array(order)).combine_chunks()
+    records, hashes = rows[RECORD].to_numpy(), rows["_hash"].to_numpy()
+    begins = np.append(True, (records[1:] != records[:-1]) | (hashes[1:] != hashes[:-1]))
+    starts = np.flatnonzero(begins)
+    keys = rows.select(key).take(pa.array(starts))
+    each, first, place = np.unique(hashes[starts], return_index=True, return_inverse=True)
+    old, _, _ = replay.stored.of_keys(each, keys.take(pa.array(first)))
+    groups = Groups((np.cumsum(begins) - 1).astype(np.int32), starts)
+    merged = bound.merge(rows.select([*key, *bound.needs]), groups, keys, old.take(pa.array(place)))
+    made = pa.table(
+        [*keys.columns, *merged.values.columns, pa.array(records[starts])],
+        names=[*key, *merged.values.column_names, ROW],
+    )
+    return made if merged.deleted is None else made.filter(pa.array(~merged.deleted))

@@ -20,6 +20,23 @@ ROWS = pa.schema([("user", pa.string()), ("amount", pa.int64()), ("at", pa.times
 CHECKSUM = "0123456789abcdef" * 2
 
 
+def test_whatever_a_replay_raises_is_why_no_record_is_named(tmp_path: Path) -> None:
+    state = sw.aggregate(n=sw.count())
+    stage = Stage(state.bind([ROWS], ("user",)), ("user",), ROWS, state.stored)
+    stage.batch([{"user": "b", "amount": 7, "at": 1}])
+    where = "SELECT user FROM s WHERE user = 'b'"
+    verdict = bisect(stage.store, stage.places.kept, "a", where)
+    app, bound = sw.App("a"), state.bind([ROWS], ("user",))
+    app.stage(name="s", reads=sw.topic("t"), key="user", state=state)(lambda rows: rows)
+    shape = Shape({}, {}, ("user",), stage.declared(bound, state.stored), bound)
+    # Its stage has no input of this program: what a replay then raises is no error of ours.
+    program = LoadedProgram(app, None, {"s": shape}, stage.store, stage.places.kept, {}, LocalStore(tmp_path))  # type: ignore[arg-type]
+    found = find_record(program, verdict, Where(where))
+    assert found.reason.startswith("ValueError: ")
+    assert (found.hops, found.message, found.proved) == ((), None, False)
+    assert found.windows == verdict.lineage.direct
+
+
 @pytest.mark.parametrize("name", ["s", "renamed"])
 def test_a_commit_of_before_a_migration_says_which_file_ran_then(tmp_path: Path, name: str) -> None:
     state = sw.aggregate(n=sw.count())

@@ -1,7 +1,7 @@
 """Several bad records in one batch, on the real broker and Spark: the first in the app's order is named, and all."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from slackwater import instants
 from slackwater.moments.query.columns import parse_key
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.replay.program import open_program
+from slackwater.pipeline.replay.program import LoadedProgram, open_program
 from slackwater.pipeline.replay.record import find_record, why
 from slackwater.pipeline.replay.what_if import BadBatch
 from slackwater.search.predicate import Where
@@ -79,8 +79,13 @@ class History:
         self.app, self.store = shop(self.name, self.topic), str(self.folder / "store")
         self.cache = SstCache(self.folder / "cache", 1 << 30)
 
-    def run(self, rows: Sequence[dict[str, Any]], *, max_records: int | None = None) -> None:
-        """Send rows, each to the partition and with the time that it names, and let all stages read them."""
+    def send_and_run(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Send rows, and let all stages read them."""
+        self.produce(rows)
+        self.app.run(store=self.store, kafka=self.bootstrap, until_caught_up=True)
+
+    def produce(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Send rows, each to the partition and with the time that it names."""
         producer = Producer({"bootstrap.servers": self.bootstrap})
         for row in rows:
             values = {"k": "k00", "amount": "5", "ts": T0, "shop": "s0"} | row
@@ -93,14 +98,13 @@ class History:
                 key=values["k"].encode(), timestamp=row.get("sent", T0 + row["n"]),
             )  # fmt: skip
         assert producer.flush(30) == 0
-        self.app.run(store=self.store, kafka=self.bootstrap, until_caught_up=True, max_records=max_records)
 
     def verdict(self, where: str, **ends: str) -> Verdict:
         return bisect(open_store(self.store), self.cache, self.name, where, **ends)
 
     @contextmanager
-    def program(self, app: sw.App | None = None):
-        with open_program(app or self.app, open_store(self.store), self.cache, open_kafka(self.bootstrap)) as program:
+    def program(self) -> Iterator[LoadedProgram]:
+        with open_program(self.app, open_store(self.store), self.cache, open_kafka(self.bootstrap)) as program:
             yield program
 
     def behind(self, where: str, **ends: str) -> Guilty:
@@ -133,16 +137,16 @@ def one_partition(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytes
     """Three runs of one partition: late rows, rejected records, rows that expire, and large ones in the third."""
     history = History(kafka.bootstrap, tmp_path_factory.mktemp("one"))
     with pytest.MonkeyPatch.context() as patch:
-        history.run([small(n, n, n / 600) for n in range(100)])
+        history.send_and_run([small(n, n, n / 600) for n in range(100)])
         now_ms = instants.now_ms
         patch.setattr(instants, "now_ms", lambda: now_ms() + 60_000)
-        history.run([small(100 + k, k, 10 + k / 600, "five" if k == 25 else "7") for k in range(40)])
+        history.send_and_run([small(100 + k, k, 10 + k / 600, "five" if k == 25 else "7") for k in range(40)])
         rows = [small(140 + n, n % 20, 11 + n / 600, "x" if n == 30 else "1") for n in range(60)]
         for n, k in ((5, 1), (7, 0), (15, 1), (19, 0), (25, 1)):
             rows[n] = small(140 + n, k, 0.1)
         for n in (41, 44, 52):
             rows[n] |= {"n": 10_000 + n, "sent": T0 + 140 + n, "shop": f"s{n}"}
-        history.run(rows)
+        history.send_and_run(rows)
     return history
 
 
@@ -242,7 +246,7 @@ TIED = 8
 def partitions(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> History:
     """Two runs of three partitions: all records of the second have one time, but for those with a `sent`."""
     history = History(kafka.bootstrap, tmp_path_factory.mktemp("three"), EVEN)
-    history.run([small(n, n % 10, 0, partition=n % EVEN) for n in range(60)])
+    history.send_and_run([small(n, n % 10, 0, partition=n % EVEN) for n in range(60)])
     later = {"sent": T0 + 1_000}
     rows = [small(100 + n, n % 10, 1, partition=n % EVEN, **later) for n in range(60)]
     # Of one time in two partitions; a third is later in the order of its partition.
@@ -254,7 +258,7 @@ def partitions(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.T
     # Earlier by its own time than one before it in its partition.
     rows[52] |= {"n": 30_052, "k": "k99", "sent": T0 + 1_900}
     rows[55] |= {"n": 30_055, "k": "k99", "sent": T0 + 900}
-    history.run(rows)
+    history.send_and_run(rows)
     return history
 
 
@@ -274,3 +278,105 @@ def test_between_partitions_the_earlier_record_is_named(partitions: History) -> 
 def test_within_a_partition_offsets_are_the_order_whatever_the_times(partitions: History) -> None:
     found = partitions.behind("FROM recent WHERE last_n BETWEEN 30000 AND 39999")
     assert named(found) == partitions.at[30_052]
+
+
+class FanIn(History):
+    """Two stages that read a topic each, and a table of both."""
+
+    def __post_init__(self) -> None:
+        self.store, self.cache = str(self.folder / "store"), SstCache(self.folder / "cache", 1 << 30)
+        self.app = sw.App(self.name)
+        for side in ("left", "right"):
+            open_kafka(self.bootstrap).create_topics({f"{self.name}-{side}": 1})
+            to = sw.repartition(f"by-{side}", key="k", partitions=1)
+            self.app.stage(name=side, reads=sw.topic(f"{self.name}-{side}"), writes=to)(parsed)
+        self.app.stage(
+            name="mixed", reads=("by-left", "by-right"), key="k", state=sw.aggregate(n=sw.count(), most=sw.max("n"))
+        )(lambda left, right: left.union(right))
+
+    def send(self, side: str, records: Sequence[tuple[int, int]]) -> None:
+        """Send records, each `n` and its time, and let the side's stage read them."""
+        self.topic = f"{self.name}-{side}"
+        self.produce([small(n, n % 3, 0, sent=time_ms) for n, time_ms in records])
+        self.run(side)
+
+    def run(self, *stages: str) -> None:
+        self.app.run(store=self.store, kafka=self.bootstrap, until_caught_up=True, stages=stages)
+
+
+def test_where_two_topics_meet_commits_are_the_order_and_not_the_times(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    history = FanIn(kafka.bootstrap, tmp_path)
+    # Three batches of the sources become one of the table. By their times the records came the other way round.
+    history.send("left", [(1, T0 + 900), (2, T0 + 901)])
+    history.send("right", [(3, T0 + 500), (10_004, T0 + 501)])
+    history.send("left", [(10_005, T0 + 100), (6, T0 + 101)])
+    history.run("mixed")
+    where = Where("FROM mixed WHERE most >= 10000")
+    verdict = bisect(open_store(history.store), history.cache, history.name, where.sql)
+    assert {each.upstream for each in verdict.bad.stages["mixed"].inputs.values()} == {"left", "right"}
+    with open_program(history.app, open_store(history.store), history.cache, open_kafka(kafka.bootstrap)) as program:
+        found = find_record(program, verdict, where)
+    assert named(found) == history.at[10_004]
+    assert bad(found) == [f"{history.at[n]}*" for n in (10_004, 10_005)]
+
+
+class Joined(FanIn):
+    """Orders and refunds that meet by number, and the largest refund of each customer."""
+
+    def __post_init__(self) -> None:
+        self.store, self.cache = str(self.folder / "store"), SstCache(self.folder / "cache", 1 << 30)
+        self.app = sw.App(self.name)
+        for side in ("left", "right"):
+            open_kafka(self.bootstrap).create_topics({f"{self.name}-{side}": 1})
+        left, right = (f"{self.name}-{side}" for side in ("left", "right"))
+        pairs = sw.repartition("pairs", key="n", partitions=1)
+        self.app.stage(
+            name="join",
+            reads=(sw.topic(left), sw.topic(right)),
+            writes=pairs,
+            key="n",
+            state=sw.join(left, right, within="5 hours"),
+        )(
+            lambda orders, refunds: (
+                parsed(orders).select("n", "k", "at"),
+                parsed(refunds).select("n", F.col("ts").alias("refund"), F.col("at").alias("back_at")),
+            )
+        )
+        self.app.stage(name="settled", reads=pairs, key="k", state=sw.aggregate(n=sw.count(), top=sw.max("refund")))(
+            lambda rows: rows
+        )
+
+    def meet(self, side: str, *records: dict[str, Any]) -> None:
+        """Send records to one side."""
+        self.topic = f"{self.name}-{side}"
+        self.produce(records)
+        for record in records:
+            self.at[record["n"] if side == "left" else -record["n"]] = self.at[record["n"]]
+
+
+@pytest.mark.ci
+def test_of_an_order_and_a_bad_refund_that_meet_the_refund_is_named_whichever_came_first(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    history = Joined(kafka.bootstrap, tmp_path)
+    ordered = [small(n, n, 0) for n in range(1, 6)]
+    # The first pair is healthy. Of the second the order comes last; the third order comes a batch after its refund.
+    history.meet("left", ordered[0])
+    history.meet("right", small(1, 1, 0))
+    history.run()
+    history.meet("right", {**small(2, 2, 0), "ts": T0 + 7_000, "sent": T0 + 1})
+    history.meet("left", {**ordered[1], "sent": T0 + 5})
+    history.run()
+    history.meet("right", {**small(3, 3, 0), "ts": T0 + 8_000, "sent": T0 + 11})
+    history.run()
+    history.meet("left", {**ordered[2], "sent": T0 + 15})
+    history.run()
+    for n in (2, 3):
+        where = Where(f"SELECT k FROM settled WHERE top >= {T0 + 5_000} AND k = 'k0{n}'")
+        verdict = bisect(open_store(history.store), history.cache, history.name, where.sql)
+        with open_program(
+            history.app, open_store(history.store), history.cache, open_kafka(kafka.bootstrap)
+        ) as program:
+            found = find_record(program, verdict, where)
+        assert named(found) == history.at[-n]
+        assert [hop.stage for hop in found.hops] == ["settled", "join"]

@@ -9,9 +9,9 @@ from slackwater.fold.failing import RECORD
 from slackwater.fold.kinds.due import Final
 from slackwater.fold.kinds.session import Sessions
 from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.replay.alone import bad_alone
 from slackwater.pipeline.replay.program import LoadedProgram
 from slackwater.pipeline.replay.stage_replay import Numbers, StageReplay
+from slackwater.pipeline.replay.what_if import bad_alone
 from slackwater.search.predicate import Where
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.sst.hashing import hash_keys
