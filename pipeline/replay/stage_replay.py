@@ -20,6 +20,7 @@ from ...fold.failing import RECORD
 from ...fold.step import Step
 from ...moments.diff.stored_rows import TableSide
 from ...moments.query.row_local import differing
+from ...search.verdict import Address
 from ...store.read.multi_get import LookUps
 from ...store.sst import ttl
 from ...store.sst import writer as sst
@@ -154,6 +155,22 @@ class StageReplay:
     def count(self) -> int:
         """How many records it read."""
         return sum(map(len, self.numbers.values()))
+
+    def address(self, number: int) -> Address:
+        """The address in Kafka of a record that it took."""
+        _, records, at = self._at(number)
+        partition, offset, row = (int(records.place[name][at].as_py()) for name in records.place.column_names[:3])
+        return Address(records.topic, partition, offset, row if records.upstream else None)
+
+    def sender(self, number: int) -> tuple[str, str, int]:
+        """The input of a record, the stage that wrote it and its version; empty and 0 for a user's topic."""
+        name, records, at = self._at(number)
+        return name, records.upstream, int(records.versions[at])
+
+    def _at(self, number: int) -> tuple[str, Records, int]:
+        """The input of a record, and its row there."""
+        name = next(name for name, mine in self.numbers.items() if number in mine)
+        return name, self.records[name], int(np.flatnonzero(self.numbers[name] == number)[0])
 
     def inputs(self, chosen: Numbers) -> dict[str, pa.Table]:
         """Some records, in the order of their numbers, as the function gets them."""

@@ -291,7 +291,7 @@ class FanIn(History):
             to = sw.repartition(f"by-{side}", key="k", partitions=1)
             self.app.stage(name=side, reads=sw.topic(f"{self.name}-{side}"), writes=to)(parsed)
         self.app.stage(
-            name="both", reads=("by-left", "by-right"), key="k", state=sw.aggregate(n=sw.count(), most=sw.max("n"))
+            name="mixed", reads=("by-left", "by-right"), key="k", state=sw.aggregate(n=sw.count(), most=sw.max("n"))
         )(lambda left, right: left.union(right))
 
     def send(self, side: str, records: Sequence[tuple[int, int]]) -> None:
@@ -310,10 +310,10 @@ def test_where_two_topics_meet_commits_are_the_order_and_not_the_times(kafka: Em
     history.send("left", [(1, T0 + 900), (2, T0 + 901)])
     history.send("right", [(3, T0 + 500), (10_004, T0 + 501)])
     history.send("left", [(10_005, T0 + 100), (6, T0 + 101)])
-    history.run("both")
-    where = Where("FROM both WHERE most >= 10000")
+    history.run("mixed")
+    where = Where("FROM mixed WHERE most >= 10000")
     verdict = bisect(open_store(history.store), history.cache, history.name, where.sql)
-    assert {each.upstream for each in verdict.bad.stages["both"].inputs.values()} == {"left", "right"}
+    assert {each.upstream for each in verdict.bad.stages["mixed"].inputs.values()} == {"left", "right"}
     with open_program(history.app, open_store(history.store), history.cache, open_kafka(kafka.bootstrap)) as program:
         found = find_record(program, verdict, where)
     assert named(found) == history.at[10_004]
@@ -354,6 +354,7 @@ class Joined(FanIn):
             self.at[record["n"] if side == "left" else -record["n"]] = self.at[record["n"]]
 
 
+@pytest.mark.ci
 def test_of_an_order_and_a_bad_refund_that_meet_the_refund_is_named_whichever_came_first(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
