@@ -18,7 +18,6 @@ from ..moments.diff.key_changes import KeyChanges
 from ..search.causes import NOTE, Behind
 from ..search.evidence import MAX_COUNTED, Evidence, distance
 from ..search.verdict import Evaluation, Guilty, Verdict
-from . import cause
 from .document import (
     Answered,
     Block,
@@ -38,7 +37,7 @@ from .document import (
 from .formats import MOST_SHOWN, plural
 from .picture import timeline
 from .values import changes, readable, shortened, word
-from .verdict import read, windows
+from .verdict import evidence_of, noun_of, read, windows
 
 _MAX_KEYS = 3
 """Keys that are named of each later stage."""
@@ -181,7 +180,7 @@ def _sentence(case: Case, changed: KeyChanges | None, mask: Mask) -> Line:
         first = "the first of the records" if found.kind == "records" else "the record"
         spans += [", and ", Name(str(found.record)), f" {first} behind it"]
     elif found.kind != "unknown":
-        spans += [", and ", cause.noun(found), " is behind it"]
+        spans += [", and ", noun_of(found), " is behind it"]
     if keys := (guilty.keys if guilty is not None and guilty.keys else changed):
         more = f" and {plural(len(keys) - 1, 'other key')}" if len(keys) > 1 else ""
         spans += [": ", *mask.key(next(iter(keys)).key), f"{more} {'turned bad' if keys.named else 'changed'}"]
@@ -263,9 +262,9 @@ def _cause(case: Case, mask: Mask) -> Iterator[Block]:
         yield mask.reason(f"{found.sentence}.")
         return
     proved = "proved" if found.proved else "a guess"
-    yield (f"{cause.noun(found)}, {proved}: ".capitalize(), f"{found.sentence.removeprefix('a guess: ')}.")
+    yield (f"{noun_of(found)}, {proved}: ".capitalize(), f"{found.sentence.removeprefix('a guess: ')}.")
     rows: list[tuple[Span, Cell]] = []
-    for heading, value in cause.facts_of(found.evidence):
+    for heading, value in evidence_of(found.evidence):
         if heading == "keys":
             rows += [("key", mask.key(key)) for key in found.evidence["keys"][:_MAX_KEYS]]
         elif heading == "what":

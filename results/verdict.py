@@ -14,12 +14,12 @@ from ..moments.cut.graph import Cut
 from ..moments.cut.lineage import Lineage, Window
 from ..moments.diff.key_changes import KeyChanges
 from ..moments.query.log import batches_brought
-from ..search.causes import NOTE, Behind
+from ..search.causes import CLASSES, NOTE, Behind, Cause
 from ..search.session import KeptSearch
-from ..search.verdict import MAX_ROWS, Evaluation, Flips, Guilty, Verdict
+from ..search.verdict import MAX_ROWS, Address, Evaluation, Flips, Guilty, Verdict
 from ..search.watcher import Findings, Invariant, State
-from . import cause, formats
-from .document import Block, Name, TableBlock, Title
+from . import formats
+from .document import Block, Cell, Name, Span, TableBlock, Time, Title
 from .formats import MOST_SHOWN, plural
 from .shown import Result, fields
 from .values import changes, for_json, grid, readable, stream
@@ -70,7 +70,7 @@ def verdict(
         "lost_windows": found.lineage.lost,
         "keys": _sides(keys),
         "keys_named": bool(keys and keys.named),
-        "file": out if (keys if not every else behind and cause.table(behind)) is not None else None,
+        "file": out if (keys if not every else behind and records_table(behind)) is not None else None,
         "rows": for_json(found.rows)["rows"],
         "steps": steps(found.steps),
         "non_monotone": steps(found.non_monotone),
@@ -79,11 +79,11 @@ def verdict(
         "flips": found.flips,
         "thinned_out": {ref: cut.thinned for ref, cut in found.resolved.items() if cut.thinned is not None},
         "begins": found.begins or None,
-        "cause": cause.data(behind.cause) if behind is not None else None,
+        "cause": cause_data(behind.cause) if behind is not None else None,
         "record": record_data(behind.guilty if behind is not None else None),
     }
-    if every and behind is not None and (bad := cause.table(behind)) is not None:
-        data["bad_records"] = cause.records_data(bad)
+    if every and behind is not None and (bad := records_table(behind)) is not None:
+        data["bad_records"] = records_data(bad)
     return Result(data, *blocks(found, out, behind, clone, flags, every=every), notes=notes(found, edge))
 
 
@@ -204,10 +204,10 @@ def _behind(behind: Behind, *, every: bool) -> Iterator[Block]:
     if behind.cause.kind != "unknown":
         yield ""
         yield Title(behind.cause.sentence)
-        yield from cause.facts(behind.cause)
+        yield from cause_facts(behind.cause)
     if behind.guilty is not None:
         yield from _record(behind.guilty)
-        yield from cause.records(behind, every=every)
+        yield from bad_records(behind, every=every)
     if (note := behind.cause.evidence.get(NOTE)) is not None:
         yield ""
         yield f"note: {note}"
@@ -241,6 +241,106 @@ def _record(guilty: Guilty) -> Iterator[Block]:
     if guilty.reason:
         yield ""
         yield guilty.reason if message is not None else f"the record behind it cannot be told: {guilty.reason}"
+
+
+def cause_data(cause: Cause) -> dict[str, Any]:
+    """The cause for machines."""
+    return {
+        "class": cause.kind,
+        "proved": cause.proved,
+        "sentence": cause.sentence,
+        "record": str(cause.record) if cause.record is not None else None,
+        "one_of": cause.one_of,
+        "records": [*map(str, cause.records)],
+        "evidence": dict(cause.evidence),
+    }
+
+
+def cause_facts(cause: Cause) -> Iterator[Block]:
+    """The evidence of causes that are no record's; nothing of others, whose record is shown."""
+    rows = [(heading, value) for heading, value in evidence_of(cause.evidence) if value]
+    if rows and cause.kind not in ("record", "records", "unknown"):
+        yield TableBlock.of(("", ""), rows)
+
+
+def evidence_of(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
+    """What shows a cause, with headings; keys as text."""
+    for name, value in evidence.items():
+        heading = name.replace("_", " ")
+        if name in (NOTE, "reason", "num_keys") or value is None:
+            continue
+        if name == "keys":
+            yield ("keys", some_keys(value, int(evidence.get("num_keys", len(value)))))
+        elif name == "since":
+            yield (heading, f"{value['stage']}@v{value['version']}, {value['time']}")
+        elif name == "read_to":
+            yield ("read up to", formats.windows(f"{place} ..{end}" for place, end in value.items()))
+        elif isinstance(value, Mapping):
+            yield (heading, f"{value['path']} (xxh3_128 {value['checksum']})")
+        else:
+            yield (heading, str(value))
+
+
+def some_keys(values: list[dict[str, object]], count: int) -> str:
+    """The first keys, and how many more there are."""
+    shown = [", ".join(f"{name} = {value}" for name, value in key.items()) for key in values[:3]]
+    more = [f"{count - len(shown):,} more"] if count > len(shown) else []
+    return "; ".join([*shown, *more])
+
+
+def bad_records(behind: Behind, *, every: bool = False) -> Iterator[Block]:
+    """The bad records of the batch in the app's order, where there are several."""
+    found = behind.guilty.records if behind.guilty is not None else None
+    if found is None or behind.cause.kind not in ("record", "records", "watermark") or found.num_rows < 2:
+        return
+    shown = found if every else found.slice(0, MOST_SHOWN)
+    yield ""
+    rows = (
+        (Name(str(address)), when, "yes" if alone else "with those before") for address, when, alone in _each(shown)
+    )
+    yield TableBlock.of(("bad records", "sent", "by itself"), rows)
+    if (more := found.num_rows - shown.num_rows) > 0:
+        yield f"and {plural(more, 'more')}: --all lists them, and --all --out FILE writes them"
+    if behind.guilty is not None and not behind.guilty.is_complete:
+        yield "there may be more: not all records of the batch were tried by themselves"
+
+
+def _each(found: pa.Table) -> Iterator[tuple[Address, Span, bool]]:
+    for row in found.select(["topic", "partition", "offset", "row", "time", "alone"]).to_pylist():
+        at = Address(row["topic"], row["partition"], row["offset"], row["row"])
+        yield at, Time(int(row["time"].timestamp() * 1000), "milliseconds"), row["alone"]
+
+
+def records_table(behind: Behind) -> pa.Table | None:
+    """The bad records of the batch; None where they are not known."""
+    return behind.guilty.records if behind.guilty is not None else None
+
+
+def for_file(verdict: Verdict, behind: Behind, *, every: bool) -> tuple[pa.Table | None, str]:
+    """What `--out` writes: the keys that turned bad, or with `every` the bad records; else None, and why."""
+    if every:
+        return records_table(behind), "which records are bad is not known"
+    if verdict.keys is not None:
+        return verdict.keys.flat(), ""
+    return None, "no key is certain" if verdict.candidates else f"{verdict.stage} keeps no table, so no key turned bad"
+
+
+def records_data(found: pa.Table) -> list[dict[str, object]]:
+    """The bad records for machines: address, time, Kafka key as hexadecimal, and whether it is bad by itself."""
+    return [
+        {
+            "record": str(Address(row["topic"], row["partition"], row["offset"], row["row"])),
+            "time_ms": int(row["time"].timestamp() * 1000),
+            "key": row["key"].hex() if row["key"] is not None else None,
+            "alone": row["alone"],
+        }
+        for row in found.to_pylist()
+    ]
+
+
+def noun_of(cause: Cause) -> str:
+    """What a cause of the class is called."""
+    return CLASSES[cause.kind].noun
 
 
 def record_data(guilty: Guilty | None) -> dict[str, Any] | None:

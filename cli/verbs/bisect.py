@@ -185,7 +185,7 @@ def _go_on(
     """Search, and show the verdict or what a person is to look at."""
     from ...client.replays import cause_behind, programs_of
     from ...client.searches import clone_name, go_on
-    from ...results import cause, values
+    from ...results import values
     from ...results import verdict as shown
 
     client, app, edge = session.client, search.asked.app, search.asked.edge
@@ -207,7 +207,7 @@ def _go_on(
     with session.progress() as progress:
         behind = cause_behind(client, verdict, codes, progress)
     if out is not None:
-        table, why = cause.for_file(verdict, behind, every=every)
+        table, why = shown.for_file(verdict, behind, every=every)
         if table is not None:
             values.write(table, out)
         else:

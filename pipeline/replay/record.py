@@ -116,7 +116,7 @@ def _ending(program: LoadedProgram, guilty: Guilty, part: Part, number: int, rea
         reason = f"it is not known of which records {part.upstream}@v{part.version} made {address}"
     if not reason:
         try:
-            message = message_at(program, address, id_in(part.batch.replay.after, address.topic))
+            message = _message(program, address, id_in(part.batch.replay.after, address.topic))
         except Exception as error:
             reason = reason_of(error)
     window = Window(address.topic, address.partition, address.offset, address.offset + 1)
@@ -382,8 +382,7 @@ _RECORDS = pa.schema(
 )
 
 
-def message_at(program: LoadedProgram, address: Address, topic_id: str = "") -> SourceMessage:
-    """Return the record at an address, of the topic with this id, or of any if it is empty. Raises `Gone`."""
+def _message(program: LoadedProgram, address: Address, topic_id: str) -> SourceMessage:
     where = (address.topic, address.partition, address.offset, address.offset + 1)
     for (message,) in program.kafka.read(*where, patience_s=program.patience_s, topic_id=topic_id):
         headers = tuple((name, value) for name, value in message.headers() or ())

@@ -209,7 +209,7 @@ _MAKE_OPAQUE = "rows = opaque(rows)"
 
 
 def write(shape: Shape, file: Path, app: str, topic: str, release: int) -> Path:
-    """Write the program of a shape as this app: release 1, 2, which computes fees of some keys wrong, or `NEVER_RAN`."""
+    """Write a program of a shape: release 1, 2, which computes fees of some keys wrong, or `NEVER_RAN`."""
     amount = "try_cast(amount as long)"
     right = f"{amount} div 100"
     fee = {1: right, 2: f"case when k like '{BUG}%' then {amount} else {right} end", NEVER_RAN: f"{amount} div 10"}

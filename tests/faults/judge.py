@@ -32,6 +32,8 @@ class Truth:
     """By version, all records at fault that came to the stage with it."""
     movers: frozenset[str] = frozenset()
     """Records of which each moved the watermark, or the clock, so far that others were late, or had expired."""
+    moved_version: str = ""
+    """The version that read the first of these."""
     late: frozenset[str] = frozenset()
     """Records that may be named as late."""
     changed: int | None = None
@@ -58,6 +60,13 @@ def truth(history: History, plant: Plant) -> Truth | None:
         for version in turns
     }
     late = history.read_by(plant.stage, turns[0], plant.late)
+    movers = _movers(history, plant, turns[0], late)
+    source = next(iter(history.shape.stages), "win")
+    moved = (
+        f"{source}@v{manifest.version}"
+        for manifest in (history.versions(source) if late else ())
+        if history.read_by(source, manifest.version, movers)
+    )
     second = (
         manifest.version
         for manifest in history.versions(plant.stage)
@@ -75,7 +84,8 @@ def truth(history: History, plant: Plant) -> Truth | None:
         guilty=frozenset(record.address for record in plant.guilty),
         first={version: frozenset(_first(history, plant.stage, some)) for version, some in brought.items()},
         in_batch={version: tuple(record.address for record in some) for version, some in brought.items()},
-        movers=frozenset(record.address for record in _movers(history, plant, turns[0], late)),
+        movers=frozenset(record.address for record in movers),
+        moved_version=next(moved, ""),
         late=frozenset(record.address for record in late),
         changed=next(second, None),
         operations=frozenset(operations),
@@ -83,20 +93,19 @@ def truth(history: History, plant: Plant) -> Truth | None:
 
 
 def _first(history: History, stage: str, records: list[Record]) -> Iterator[str]:
-    """Of records the first: by the version that read the topic, then by offset in it, then by time.
-
-    Between partitions records of one time have no order, and all of these are given.
-    """
+    """Of records the first: of those that the topic's reader read with its earliest version, the `earliest`."""
     source = "pairs" if stage == "settled" else next(iter(history.shape.stages), stage)
-    found = list[Record]()
-    for manifest in history.versions(source):
-        if found := history.read_by(source, manifest.version, records):
-            break
+    by_version = (history.read_by(source, manifest.version, records) for manifest in history.versions(source))
+    return (record.address for record in earliest(next(filter(None, by_version), [])))
+
+
+def earliest(records: Iterable[Record]) -> list[Record]:
+    """Of records of one batch the first: by offset in a partition, and between partitions by time; all of the same."""
     heads: dict[tuple[str, int], Record] = {}
-    for record in sorted(found, key=lambda each: each.offset):
+    for record in sorted(records, key=lambda each: each.offset):
         heads.setdefault((record.topic, record.partition), record)
     least = min((record.time_ms for record in heads.values()), default=0)
-    return (record.address for record in heads.values() if record.time_ms == least)
+    return [record for record in heads.values() if record.time_ms == least]
 
 
 def _movers(history: History, plant: Plant, version: int, late: list[Record]) -> list[Record]:
@@ -213,5 +222,8 @@ def _evidence(cause: Mapping[str, Any], plant: Plant, truth: Truth, version: int
             yield f"time at v{evidence['version']}, and it was at v{version}"
         case "absence" if plant.key not in str(evidence):
             yield f"absent is {evidence}, and it is {plant.key}"
-        case "watermark" if not evidence.get("moved_by"):
-            yield "no record is named that moved the watermark"
+        case "watermark":
+            if not evidence["moved_by"]:
+                yield "no record is named that moved the watermark"
+            if evidence["moved_version"] != truth.moved_version:
+                yield f"moved by {evidence['moved_version']}, and it was {truth.moved_version}"

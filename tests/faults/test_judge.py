@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.faults.history import Record
-from tests.faults.judge import Truth, wrong
+from tests.faults.judge import Truth, earliest, wrong
 from tests.faults.plants import Plant
 
 BAD, LATER, HEALTHY = "t[0]@7", "t[1]@9", "t[0]@3"
@@ -96,12 +96,15 @@ def test_both_records_of_a_duplicate_are_named() -> None:
 
 def test_a_watermark_is_moved_by_a_record_that_did_and_makes_those_late_that_were() -> None:
     plant = a_plant("watermark", "watermark")
-    truth = the_truth(guilty=frozenset({BAD}), movers=frozenset({BAD}), late=frozenset({LATER}))
-    evidence = {"late": LATER, "moved_by": BAD, "moved_version": 2}
+    known = {"movers": frozenset({BAD}), "moved_version": "parse@v2", "late": frozenset({LATER})}
+    truth = the_truth(guilty=frozenset({BAD}), **known)
+    evidence = {"late": LATER, "moved_by": BAD, "moved_version": "parse@v2"}
     assert said(a_verdict("watermark", evidence=evidence), plant, truth) == ""
     assert "moved by" in said(a_verdict("watermark", evidence=evidence | {"moved_by": HEALTHY}), plant, truth)
     assert "late t[0]@3" in said(a_verdict("watermark", evidence=evidence | {"late": HEALTHY}), plant, truth)
-    assert "no record is named" in said(a_verdict("watermark", evidence={"late": LATER}), plant, truth)
+    assert "no record is named" in said(a_verdict("watermark", evidence=evidence | {"moved_by": None}), plant, truth)
+    other = evidence | {"moved_version": "parse@v3"}
+    assert "it was parse@v2" in said(a_verdict("watermark", evidence=other), plant, truth)
 
 
 def test_a_deploy_an_operation_and_a_time_have_their_versions() -> None:
@@ -126,3 +129,17 @@ def test_what_is_called_the_first_bad_commit_is_the_first() -> None:
     verdict = a_verdict("records", record=BAD, records=[BAD, LATER])
     assert "was bad before" in said(verdict, RECORDS, truth, shown="totals v4 is the first bad commit of x")
     assert said(verdict, RECORDS, truth, shown="totals v4 is one of the commits") == ""
+
+
+def test_the_first_of_a_batch_is_by_offset_and_between_partitions_by_time() -> None:
+    def at(partition: int, offset: int, time_ms: int) -> Record:
+        return Record({}, topic="t", partition=partition, offset=offset, time_ms=time_ms)
+
+    def addresses(*records: Record) -> list[str]:
+        return sorted(record.address for record in earliest(records))
+
+    assert addresses(at(0, 9, 5), at(0, 7, 5), at(1, 2, 6)) == ["t[0]@7"]
+    assert addresses(at(0, 7, 5), at(1, 2, 4)) == ["t[1]@2"]
+    assert addresses(at(0, 7, 5), at(0, 8, 1), at(1, 2, 4)) == ["t[1]@2"], "offset 8 is not before 7, whatever its time"
+    assert addresses(at(0, 7, 5), at(1, 2, 5), at(2, 1, 6)) == ["t[0]@7", "t[1]@2"]
+    assert addresses() == []

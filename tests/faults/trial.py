@@ -67,6 +67,10 @@ def ran(bootstrap: str, folder: Path, seed: int, plants: Sequence[Plant], hops: 
         history.send(_mixed(order, healthy, plants, phase))
         history.run(2 if two and phase == PHASES - 1 else 1)
         history.did("snapshot", "take", history.app, f"phase-{phase}", "--instant")
+        if upkeep := order.choice(
+            ((), ("compact", history.app), ("rescale", f"{history.app}/totals", "--partitions", "4"))
+        ):
+            history.did(*upkeep)
         for one in plants:
             if one.operation is not None and one.operation_after == phase:
                 one.operation(history)

@@ -5,47 +5,47 @@ from __future__ import annotations
 from ....search.absences import Untouched, absence
 from ....search.causes import Cause
 from ....search.verdict import Guilty
-from .trial import Trial, number_of
+from .bad_commit import BadCommit, number_of
 
 FOLLOWING = 2
 """Batches after the bad one that are replayed without a record, to see whether it goes bad all the same."""
 
 
-def of_absence(trial: Trial, guilty: Guilty, untouched: Untouched | None) -> Cause | None:
+def of_absence(bad: BadCommit, guilty: Guilty, untouched: Untouched | None) -> Cause | None:
     """The cause that no record of the bad keys came; None where the record that was found is behind it.
 
     A record of another key is: where the batch, and those after it, are good without it. Raises as a replay does.
     """
     if guilty.message is None:
         return None
-    of = untouched or _not_touched(trial, guilty)
+    of = untouched or _not_touched(bad, guilty)
     if of is None:
         return None
-    store, verdict = trial.program.store, trial.verdict
-    without = trial.without(guilty.message.address)
-    if trial.bad_with(without):
+    store, verdict = bad.program.store, bad.verdict
+    without = bad.without(guilty.message.address)
+    if bad.bad_with(without):
         how = "; without the record of another key that turned it bad first, others of the batch turn it bad"
         return absence(store, verdict, of, proved=True, how=how)
-    turns_bad, batches = trial.turns_bad_after(without, FOLLOWING)
+    turns_bad, batches = bad.turns_bad_after(without, FOLLOWING)
     if turns_bad:
         how = "; without the record of another key that turned it bad first, the next batches do"
         return absence(store, verdict, of, proved=True, how=how)
-    if batches or not _is_last(trial, guilty):
+    if batches or not _is_last(bad, guilty):
         return None
     how = "; it turned bad with the last record that was read, of another key, so that may be at fault as well"
     return absence(store, verdict, of, proved=False, how=how)
 
 
-def _not_touched(trial: Trial, guilty: Guilty) -> Untouched | None:
+def _not_touched(bad: BadCommit, guilty: Guilty) -> Untouched | None:
     """The bad keys, where the record that was found changed none of their rows."""
-    named, of_record = trial.verdict.keys, guilty.keys
+    named, of_record = bad.verdict.keys, guilty.keys
     if named is None or not named.named or not len(named) or of_record is None:
         return None
-    return Untouched(named.keys, trial.commit) if of_record.named and not len(of_record) else None
+    return Untouched(named.keys, bad.commit) if of_record.named and not len(of_record) else None
 
 
-def _is_last(trial: Trial, guilty: Guilty) -> bool:
+def _is_last(bad: BadCommit, guilty: Guilty) -> bool:
     """Whether the record that was found is the last that its batch read."""
     top = guilty.hops[-1]
-    replay = trial.replay(top.stage, top.version)
+    replay = bad.replay(top.stage, top.version)
     return number_of(replay, top.record) == replay.count - 1

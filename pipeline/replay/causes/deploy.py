@@ -23,8 +23,8 @@ from ....store.versions.manifest import Manifest
 from ...batch.rerun import Numbers
 from ...claim.claim import program_of
 from ..program import LoadedProgram
-from .swapped import Swapped
-from .trial import Trial
+from .bad_commit import BadCommit
+from .other_batches import OtherBatches
 
 Flags = npt.NDArray[np.bool_]
 
@@ -50,37 +50,37 @@ def is_given(program: LoadedProgram, others: Sequence[LoadedProgram], change: Pr
     return any(each is not None and each.checksum == change.before.checksum for each in ran)
 
 
-def of_deploy(trial: Trial, others: Sequence[LoadedProgram], guilty: Guilty) -> Deploys:
-    """Whether the program's change is the cause. `others` are the programs that were given beside the trial's."""
-    changes = _changes(trial, guilty)
+def of_deploy(bad: BadCommit, others: Sequence[LoadedProgram], guilty: Guilty) -> Deploys:
+    """Whether the program's change is the cause. `others` are the programs that were given beside its own."""
+    changes = _changes(bad, guilty)
     if not changes:
         return Deploys(None)
     by_checksum = {ran.checksum: each for each in others if (ran := program_of(each.app)) is not None}
-    now = program_of(trial.program.app)
+    now = program_of(bad.program.app)
     for change in changes:
         if (older := by_checksum.get(change.before.checksum)) is not None:
-            return _with_both(trial, change, older)
+            return _with_both(bad, change, older)
         if now is not None and now.checksum == change.before.checksum:
             # The replays are those of the program before: that is bad as well.
             return Deploys(None, f"the program changed at {change}; the batch is bad with the one before, too")
-    return _with_new(trial, changes[0], guilty)
+    return _with_new(bad, changes[0], guilty)
 
 
-def with_program_before(trial: Trial) -> Cause | None:
-    """The cause that the program changed, where the trial's program is the one before, with which the batch is good."""
-    now, change = program_of(trial.program.app), change_before(trial.program.store, trial.commit)
+def with_program_before(bad: BadCommit) -> Cause | None:
+    """The cause that the program changed, where `bad` has the program before, with which the batch is good; else None."""
+    now, change = program_of(bad.program.app), change_before(bad.program.store, bad.commit)
     if now is None or change is None or now.checksum != change.before.checksum:
         return None
-    if trial.bad_with(Swapped(trial.program).manifest(trial.commit)):
+    if bad.bad_with(OtherBatches(bad.program).manifest(bad.commit)):
         return None
     because = ": the batch is good with the one before"
     return deploy(change, how="the program before", proved=True, because=because)
 
 
-def _changes(trial: Trial, guilty: Guilty) -> list[ProgramChange]:
+def _changes(bad: BadCommit, guilty: Guilty) -> list[ProgramChange]:
     """The last change of each stage on the way to the record, each pair of programs once."""
-    store, app = trial.program.store, trial.verdict.app
-    steps = [(hop.stage, hop.version) for hop in guilty.hops] or [(trial.commit.stage, trial.commit.version)]
+    store, app = bad.program.store, bad.verdict.app
+    steps = [(hop.stage, hop.version) for hop in guilty.hops] or [(bad.commit.stage, bad.commit.version)]
     found: dict[tuple[str, str], ProgramChange] = {}
     for stage, version in steps:
         change = change_before(store, history.read(store, app, stage, version))
@@ -89,12 +89,12 @@ def _changes(trial: Trial, guilty: Guilty) -> list[ProgramChange]:
     return list(found.values())
 
 
-def _with_both(trial: Trial, change: ProgramChange, older: LoadedProgram) -> Deploys:
+def _with_both(bad: BadCommit, change: ProgramChange, older: LoadedProgram) -> Deploys:
     """The bad batch with the program before: good, and the new one is the cause."""
     note = f"the program changed at {change}"
     try:
-        swapped = Swapped(trial.program, {change.after.checksum: older})
-        is_bad = trial.bad_with(swapped.manifest(trial.commit))
+        swapped = OtherBatches(bad.program, {change.after.checksum: older})
+        is_bad = bad.bad_with(swapped.manifest(bad.commit))
     except SlackwaterError as error:
         return Deploys(None, f"{note}; the batch cannot be replayed with the one before: {error.message}")
     if is_bad:
@@ -103,27 +103,27 @@ def _with_both(trial: Trial, change: ProgramChange, older: LoadedProgram) -> Dep
     return Deploys(deploy(change, how="both programs", proved=True, because=because))
 
 
-def _with_new(trial: Trial, change: ProgramChange, guilty: Guilty) -> Deploys:
+def _with_new(bad: BadCommit, change: ProgramChange, guilty: Guilty) -> Deploys:
     """Earlier batches with the new program, beside what the one before made of them."""
     note = f"the program changed at {change}"
-    keys = _keys(trial, guilty)
+    keys = _keys(bad, guilty)
     replayed = reached = 0
     otherwise = ""
-    for after in _earlier(trial, change, keys):
+    for after in _earlier(bad, change, keys):
         try:
-            cut = trial.line.up_to(after)
-            if trial.bad_with(after, cut):
+            cut = bad.line.up_to(after)
+            if bad.bad_with(after, cut):
                 continue
-            manifest = Swapped(trial.program).manifest(after)
-            if trial.bad_with(manifest, cut):
+            manifest = OtherBatches(bad.program).manifest(after)
+            if bad.bad_with(manifest, cut):
                 ref = f"{after.stage}@v{after.version}"
                 because = f": with the new one {ref} is bad as well, which was good"
                 return Deploys(deploy(change, how="older batches", proved=True, because=because))
         except SlackwaterError:
             continue
         replayed += 1
-        rows = [_rows(trial, version, keys) for version in (after, manifest)]
-        reached += _wrote(trial, after, keys)
+        rows = [_rows(bad, version, keys) for version in (after, manifest)]
+        reached += _wrote(bad, after, keys)
         if differing(*rows).num_rows:
             otherwise = otherwise or f"{after.stage}@v{after.version}"
     if otherwise:
@@ -138,17 +138,17 @@ def _with_new(trial: Trial, change: ProgramChange, guilty: Guilty) -> Deploys:
     return Deploys(None, f"{note}, and no batch before it can be replayed; add --code {change.before.path} as it was")
 
 
-def _keys(trial: Trial, guilty: Guilty) -> pa.Table | None:
+def _keys(bad: BadCommit, guilty: Guilty) -> pa.Table | None:
     """The keys that turned bad, or those that the record changed; None where neither is known."""
-    for found in (guilty.keys, trial.verdict.keys):
+    for found in (guilty.keys, bad.verdict.keys):
         if found is not None and len(found):
             return found.keys
     return None
 
 
-def _earlier(trial: Trial, change: ProgramChange, keys: pa.Table | None) -> Iterator[Manifest]:
+def _earlier(bad: BadCommit, change: ProgramChange, keys: pa.Table | None) -> Iterator[Manifest]:
     """Batches of the bad stage before the change: the nearest ones, and those that wrote the keys; newest first."""
-    store, commit = trial.program.store, trial.commit
+    store, commit = bad.program.store, bad.commit
     own = change_before(store, commit)
     last = own.last if own is not None and own.before == change.before else commit.version - 1
     head = history.find(store, commit.app, commit.stage, last)
@@ -163,7 +163,7 @@ def _earlier(trial: Trial, change: ProgramChange, keys: pa.Table | None) -> Iter
     for _ in range(REACHING):
         if at is None or keys is None:
             return
-        seqs = _seqs(trial, at, keys)
+        seqs = _seqs(bad, at, keys)
         if not seqs.any():
             return
         version = int(seqs.max())
@@ -178,27 +178,27 @@ def _read(manifest: Manifest) -> bool:
     return any(read.rows for read in manifest.inputs.values())
 
 
-def _seqs(trial: Trial, manifest: Manifest, keys: pa.Table) -> Numbers:
-    return _look_up(trial, manifest, keys)[2]
+def _seqs(bad: BadCommit, manifest: Manifest, keys: pa.Table) -> Numbers:
+    return _look_up(bad, manifest, keys)[2]
 
 
-def _wrote(trial: Trial, manifest: Manifest, keys: pa.Table | None) -> bool:
+def _wrote(bad: BadCommit, manifest: Manifest, keys: pa.Table | None) -> bool:
     """Whether a version wrote one of the keys."""
-    return keys is not None and bool((_seqs(trial, manifest, keys) == manifest.row_seq).any())
+    return keys is not None and bool((_seqs(bad, manifest, keys) == manifest.row_seq).any())
 
 
-def _rows(trial: Trial, manifest: Manifest, keys: pa.Table | None) -> pa.Table:
+def _rows(bad: BadCommit, manifest: Manifest, keys: pa.Table | None) -> pa.Table:
     """The rows of the keys at a version; none where no key is known."""
     if keys is None:
         return pa.table({"_there": pa.array([], pa.bool_())})
-    values, found, _ = _look_up(trial, manifest, keys)
+    values, found, _ = _look_up(bad, manifest, keys)
     return values.append_column("_there", pa.array(found))
 
 
-def _look_up(trial: Trial, manifest: Manifest, keys: pa.Table) -> tuple[pa.Table, Flags, Numbers]:
+def _look_up(bad: BadCommit, manifest: Manifest, keys: pa.Table) -> tuple[pa.Table, Flags, Numbers]:
     """The rows of keys at a version, whether there is one, and its `_seq`, as `LookUps.of_keys`."""
     assert manifest.table is not None  # noqa: S101  it has keys
-    asked = keys.cast(arrow_schema(manifest.table.key))
-    program = trial.program
+    columns = keys.cast(arrow_schema(manifest.table.key))
+    program = bad.program
     rows = LookUps(program.store, program.cache, manifest.table, manifest.ssts, manifest.clock_ms)
-    return rows.of_keys(hash_keys(asked, asked.column_names), asked)
+    return rows.of_keys(hash_keys(columns, columns.column_names), columns)

@@ -15,7 +15,7 @@ from ....search.causes import Cause
 from ....search.verdict import Address, Guilty, SourceMessage
 from ....store.sst.hashing import hash_keys
 from ....store.versions import history
-from .trial import Trial
+from .bad_commit import BadCommit
 
 MAX_CHANGES = 64
 """Earlier changes of the key whose input is looked through, the newest."""
@@ -23,7 +23,7 @@ MAX_RECORDS = 500_000
 """Records that are looked through."""
 
 
-def of_duplicate(trial: Trial, guilty: Guilty) -> Cause | None:
+def of_duplicate(bad: BadCommit, guilty: Guilty) -> Cause | None:
     """The cause that a record came twice; None where no other record, or several, have its payload.
 
     A payload without bytes says nothing. Reads the input of the batch, and of those that changed the key before.
@@ -31,8 +31,8 @@ def of_duplicate(trial: Trial, guilty: Guilty) -> Cause | None:
     if (copy := guilty.message) is None or not copy.value:
         return None
     same: list[Address] = []
-    for window in dict.fromkeys(_windows(trial, guilty)):
-        for address in _alike(trial, window, copy):
+    for window in dict.fromkeys(_windows(bad, guilty)):
+        for address in _alike(bad, window, copy):
             if address not in same:
                 same.append(address)
             if len(same) > 1:
@@ -40,7 +40,7 @@ def of_duplicate(trial: Trial, guilty: Guilty) -> Cause | None:
     if len(same) != 1:
         return None
     (original,) = same
-    in_batch = _in_batch(trial, original)
+    in_batch = _in_batch(bad, original)
     if in_batch and guilty.hops[0].alone:
         # Each of them is bad by itself.
         return None
@@ -54,29 +54,29 @@ def of_duplicate(trial: Trial, guilty: Guilty) -> Cause | None:
     )
 
 
-def _in_batch(trial: Trial, address: Address) -> bool:
+def _in_batch(bad: BadCommit, address: Address) -> bool:
     return any(
         (window.topic, window.partition) == (address.topic, address.partition)
         and window.start <= address.offset < window.end
-        for window in trial.verdict.lineage.sources
+        for window in bad.verdict.lineage.sources
     )
 
 
-def _windows(trial: Trial, guilty: Guilty) -> Iterator[Window]:
+def _windows(bad: BadCommit, guilty: Guilty) -> Iterator[Window]:
     """The windows of users' topics that the bad commit read, and earlier ones that changed the key of the record."""
     copy = guilty.message
-    for window in trial.verdict.lineage.sources:
+    for window in bad.verdict.lineage.sources:
         if copy is not None and window.topic == copy.address.topic:
             yield window
-    store, commit = trial.program.store, trial.commit
-    keys = guilty.keys if guilty.keys is not None and len(guilty.keys) else trial.verdict.keys
+    store, commit = bad.program.store, bad.commit
+    keys = guilty.keys if guilty.keys is not None and len(guilty.keys) else bad.verdict.keys
     if keys is None or not len(keys) or commit.table is None:
         return
     key = keys.keys.slice(0, 1)
     if key.column_names != [column.name for column in commit.table.key]:
         return
     versions = VersionList(store, commit.app, commit.stage, commit.stage)
-    stored = StoredKey(store, trial.program.cache, key, int(hash_keys(key, key.column_names)[0]))
+    stored = StoredKey(store, bad.program.cache, key, int(hash_keys(key, key.column_names)[0]))
     try:
         changes = (each for each in key_changes(versions, stored, now_ms()) if each.version < commit.version)
         for change in islice(changes, MAX_CHANGES):
@@ -90,9 +90,9 @@ def _windows(trial: Trial, guilty: Guilty) -> Iterator[Window]:
         return
 
 
-def _alike(trial: Trial, window: Window, copy: SourceMessage) -> Iterator[Address]:
+def _alike(bad: BadCommit, window: Window, copy: SourceMessage) -> Iterator[Address]:
     """Other records of a window with the payload of this one."""
-    program, at = trial.program, copy.address
+    program, at = bad.program, copy.address
     if window.end - window.start > MAX_RECORDS:
         return
     for messages in program.kafka.read(

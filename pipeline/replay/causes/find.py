@@ -15,12 +15,11 @@ from ...spark.user_errors import reason_of
 from ..program import LoadedProgram
 from ..record import find_record
 from .absence import of_absence
+from .bad_commit import BadCommit
 from .deploy import is_given, of_deploy, with_program_before
 from .duplicate import of_duplicate
-from .joined import by_the_waiting_row
 from .operation import of_edit, of_reset
 from .time import of_held_clock, of_no_record
-from .trial import Trial
 from .watermark import of_dropped, of_late_table
 
 
@@ -35,43 +34,37 @@ def find_cause(
 
     What a replay raises is told as a reason. Of a class that cannot be asked for an error, nothing is said.
     """
-    trial = Trial(program, verdict, predicate)
+    bad = BadCommit(program, verdict, predicate)
     guilty = find_record(program, verdict, predicate, on_hop)
     if guilty.no_record is not None:
         nothing = guilty.no_record
-        cause, _ = _asked([partial(of_no_record, trial, nothing)])
+        cause, _ = _asked([partial(of_no_record, bad, nothing)])
         return Behind(cause or unknown(guilty.reason), guilty)
-    joins: list[str] = []
-    if guilty.message is not None:
-        try:
-            guilty = by_the_waiting_row(trial, guilty)
-        except Exception as error:
-            joins.append(f"it is not known whether a row that waited in a join is behind it: {reason_of(error)}")
     if guilty.message is None:
-        deployed = partial(_deployed, trial, others, guilty)
-        cause, _ = _asked([partial(with_program_before, trial), partial(of_dropped, trial), deployed])
-        return Behind(cause or _guess(trial, others) or unknown(guilty.reason), guilty)
-    cause, failed = _asked(_before_the_record(trial, guilty))
+        deployed = partial(_deployed, bad, others, guilty)
+        cause, _ = _asked([partial(with_program_before, bad), partial(of_dropped, bad), deployed])
+        return Behind(cause or _guess(bad, others) or unknown(guilty.reason), guilty)
+    cause, failed = _asked(_before_the_record(bad, guilty))
     if cause is not None:
         return Behind(cause, guilty)
     try:
-        deploys = of_deploy(trial, others, guilty)
+        deploys = of_deploy(bad, others, guilty)
         note = deploys.note
         if deploys.cause is not None:
             return Behind(deploys.cause, guilty)
     except Exception as error:
         note = f"it is not known whether a new program is behind it: {reason_of(error)}"
-    cause, also = _asked(_of_the_record(trial, guilty))
+    cause, also = _asked(_of_the_record(bad, guilty))
     if cause is None:
-        cause = of_records(trial, guilty)
-    left = "; ".join(filter(None, (note, *joins, *failed, *also)))
+        cause = of_records(bad, guilty)
+    left = "; ".join(filter(None, (note, *failed, *also)))
     return Behind(_noted(cause, left), guilty)
 
 
-def of_records(trial: Trial, guilty: Guilty) -> Cause:
+def of_records(bad: BadCommit, guilty: Guilty) -> Cause:
     """The cause that a record, or several, are bad."""
     assert guilty.message is not None  # noqa: S101
-    first, alone = guilty.message.address, trial.addresses(guilty)
+    first, alone = guilty.message.address, bad.addresses(guilty)
     tied = len(guilty.tied)
     one_of = 1 + tied if tied else None
     order = f"; it is one of {one_of}, which came at the same time in several partitions" if one_of else ""
@@ -103,30 +96,30 @@ def _first(first: Address, records: tuple[Address, ...]) -> tuple[Address, ...]:
     return records if first in records else (first, *records)
 
 
-def _before_the_record(trial: Trial, guilty: Guilty) -> Iterator[Callable[[], Cause | None]]:
+def _before_the_record(bad: BadCommit, guilty: Guilty) -> Iterator[Callable[[], Cause | None]]:
     """Classes that name no record, or others than the one that was found."""
 
     def absent() -> Cause | None:
-        verdict, program = trial.verdict, trial.program
-        return of_absence(trial, guilty, untouched(program.store, program.cache, verdict))
+        verdict, program = bad.verdict, bad.program
+        return of_absence(bad, guilty, untouched(program.store, program.cache, verdict))
 
-    yield partial(of_reset, trial, guilty)
-    yield partial(of_late_table, trial, guilty)
-    yield partial(of_held_clock, trial, guilty)
+    yield partial(of_reset, bad, guilty)
+    yield partial(of_late_table, bad, guilty)
+    yield partial(of_held_clock, bad, guilty)
     yield absent
 
 
-def _of_the_record(trial: Trial, guilty: Guilty) -> Iterator[Callable[[], Cause | None]]:
+def _of_the_record(bad: BadCommit, guilty: Guilty) -> Iterator[Callable[[], Cause | None]]:
     """Classes that say why the record was bad, as the program was the same."""
-    yield partial(of_edit, trial, guilty)
-    yield partial(of_dropped, trial)
-    yield partial(of_duplicate, trial, guilty)
+    yield partial(of_edit, bad, guilty)
+    yield partial(of_dropped, bad)
+    yield partial(of_duplicate, bad, guilty)
 
 
 def _asked(
     classes: Iterator[Callable[[], Cause | None]] | list[Callable[[], Cause | None]],
 ) -> tuple[Cause | None, list[str]]:
-    """The first cause of these that holds, and why others could not be asked."""
+    """The first cause of these that holds, and why others could not be bad."""
     failed: list[str] = []
     for ask in classes:
         try:
@@ -137,17 +130,17 @@ def _asked(
     return None, failed
 
 
-def _deployed(trial: Trial, others: Sequence[LoadedProgram], guilty: Guilty) -> Cause | None:
-    return of_deploy(trial, others, guilty).cause
+def _deployed(bad: BadCommit, others: Sequence[LoadedProgram], guilty: Guilty) -> Cause | None:
+    return of_deploy(bad, others, guilty).cause
 
 
-def _guess(trial: Trial, others: Sequence[LoadedProgram]) -> Cause | None:
+def _guess(bad: BadCommit, others: Sequence[LoadedProgram]) -> Cause | None:
     """That the commit is the first one of a new program, where the one before was not given; else None."""
     try:
-        change = change_before(trial.program.store, trial.commit)
-        if change is None or is_given(trial.program, others, change):
+        change = change_before(bad.program.store, bad.commit)
+        if change is None or is_given(bad.program, others, change):
             return None
-        return guess(trial.program.store, trial.verdict)
+        return guess(bad.program.store, bad.verdict)
     except Exception:
         return None
 

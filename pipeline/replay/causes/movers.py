@@ -14,7 +14,7 @@ from ....search.verdict import Address
 from ....store.sst.expiry import event_ms
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
-from .trial import Trial
+from .bad_commit import BadCommit
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Mover:
     """The first record of the version with such a time; None where it is not known."""
 
 
-def mover_of_watermark(trial: Trial, stage: str, version: int, to_ms: int) -> Mover | None:
+def mover_of_watermark(bad: BadCommit, stage: str, version: int, to_ms: int) -> Mover | None:
     """What moved a stage's watermark to a time or beyond it, by a version; None where that is not known any more.
 
     The way goes up to the stage whose function says the watermark, and that version is replayed. Some manifests, as
     binary searches read them.
     """
-    store, app = trial.program.store, trial.verdict.app
+    store, app = bad.program.store, bad.verdict.app
     read, first = partial(history.find, store, app), partial(history.first_version, store, app)
 
     def is_before(manifest: Manifest) -> bool:
@@ -45,29 +45,29 @@ def mover_of_watermark(trial: Trial, stage: str, version: int, to_ms: int) -> Mo
         return None
     last = history.newest_where(read, first, after, is_before)
     moved = history.find(store, app, stage, last.version + 1 if last is not None else first(stage))
-    if moved is None or stage not in trial.program.shapes:
+    if moved is None or stage not in bad.program.shapes:
         return None
-    return _mover(trial, moved, last, to_ms)
+    return _mover(bad, moved, last, to_ms)
 
 
-def _mover(trial: Trial, moved: Manifest, before: Manifest | None, to_ms: int) -> Mover | None:
+def _mover(bad: BadCommit, moved: Manifest, before: Manifest | None, to_ms: int) -> Mover | None:
     """What moved the watermark of a version, by the input whose own came last."""
-    shape = trial.program.shapes[moved.stage]
+    shape = bad.program.shapes[moved.stage]
     for name in sorted(shape.timed):
         now, then = moved.inputs.get(name), before.inputs.get(name) if before is not None else None
         if now is None or (then is not None and then.watermark_ms is not None and then.watermark_ms >= to_ms):
             continue
         if name in shape.own:
-            return Mover(moved.stage, moved.version, _record(trial, moved, name, to_ms))
+            return Mover(moved.stage, moved.version, _record(bad, moved, name, to_ms))
         if now.upstream:
-            return mover_of_watermark(trial, now.upstream, now.version, to_ms)
+            return mover_of_watermark(bad, now.upstream, now.version, to_ms)
     return None
 
 
-def _record(trial: Trial, moved: Manifest, name: str, to_ms: int) -> Address | None:
+def _record(bad: BadCommit, moved: Manifest, name: str, to_ms: int) -> Address | None:
     """The first record of a batch by which its own watermark is at that time or later."""
     try:
-        replay = trial.replay(moved.stage, moved.version)
+        replay = bad.replay(moved.stage, moved.version)
         rows = replay.rows()
     except SlackwaterError:
         return None
@@ -85,4 +85,4 @@ def _record(trial: Trial, moved: Manifest, name: str, to_ms: int) -> Address | N
                 late = pc.and_(late, pc.less_equal(times, bound_ms))
             numbers = rows[RECORD].filter(pc.fill_null(late, False))
             found += [int(np.min(numbers.to_numpy()))] if len(numbers) else []
-    return trial.source_of(replay, min(found)) if found else None
+    return bad.source_of(replay, min(found)) if found else None

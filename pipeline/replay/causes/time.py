@@ -12,38 +12,38 @@ from ....search.verdict import Address, Guilty, NoRecord
 from ....store.sst.arrow_types import python_rows
 from ....store.sst.ttl import BEFORE_ALL_MS, by_write_time
 from ....store.versions import history
+from .bad_commit import BadCommit
 from .movers import Mover, mover_of_watermark
-from .trial import Trial
 
 
-def of_no_record(trial: Trial, found: NoRecord) -> Cause:
+def of_no_record(bad: BadCommit, found: NoRecord) -> Cause:
     """The cause of a batch that is bad with none of its records. Raises as a replay does."""
-    after = history.read(trial.program.store, trial.verdict.app, found.stage, found.version)
+    after = history.read(bad.program.store, bad.verdict.app, found.stage, found.version)
     if found.expired.num_rows:
         table = after.table
         by = "write time" if table is not None and by_write_time(table.ttl) else "event time"
         return _cause(found, found.expired, "expired", by, found.clock_ms, None)
     span, mover = found.due_ms, None
     if found.by == "watermark" and span[1] is not None:
-        mover = mover_of_watermark(trial, found.stage, found.version - 1, span[1])
+        mover = mover_of_watermark(bad, found.stage, found.version - 1, span[1])
     return _cause(found, found.fell_due, "fell due", found.by, span, mover)
 
 
-def of_held_clock(trial: Trial, guilty: Guilty) -> Cause | None:
+def of_held_clock(bad: BadCommit, guilty: Guilty) -> Cause | None:
     """The cause that rows expired as event time went on: where the batch is good by the clock before it.
 
     The record that was found is the one that moved the clock. None where that is not the cause.
     """
-    commit = trial.commit
-    before = history.find(trial.program.store, commit.app, commit.stage, commit.version - 1)
+    commit = bad.commit
+    before = history.find(bad.program.store, commit.app, commit.stage, commit.version - 1)
     table = commit.table
     if before is None or table is None or table.ttl is None or not table.ttl.column or guilty.message is None:
         return None
     if commit.clock_ms <= before.clock_ms or before.clock_ms == BEFORE_ALL_MS:
         return None
-    if trial.bad_with(replace(commit, clock_ms=before.clock_ms)):
+    if bad.bad_with(replace(commit, clock_ms=before.clock_ms)):
         return None
-    keys = trial.verdict.keys
+    keys = bad.verdict.keys
     gone = keys.keys if keys is not None and keys.named else pa.table({})
     mover = Mover(commit.stage, commit.version, guilty.message.address)
     found = NoRecord(commit.stage, commit.version, gone, gone, (before.clock_ms, commit.clock_ms), (None, None))

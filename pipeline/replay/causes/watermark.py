@@ -13,38 +13,38 @@ from ....search.causes import Cause
 from ....search.verdict import Address, Guilty
 from ....store.versions.manifest import Manifest
 from ..stage_replay import StageReplay
+from .bad_commit import BadCommit
 from .movers import mover_of_watermark
-from .trial import Trial
 
 
-def of_late_table(trial: Trial, guilty: Guilty) -> Cause | None:
+def of_late_table(bad: BadCommit, guilty: Guilty) -> Cause | None:
     """The cause of a late row that the predicate asks for; None where the way to the record has none."""
     if guilty.message is None:
         return None
     for below, hop in zip(guilty.hops, guilty.hops[1:], strict=False):
-        late = trial.program.app.stages[hop.stage].late
-        reader = trial.program.app.stages.get(below.stage)
+        late = bad.program.app.stages[hop.stage].late
+        reader = bad.program.app.stages.get(below.stage)
         if late is not None and reader is not None and late.name in reader.inputs:
-            replay = trial.replay(hop.stage, hop.version)
-            records = trial.addresses(guilty) or (guilty.message.address,)
-            return _cause(trial, replay, _late_of(replay), guilty.message.address, records)
+            replay = bad.replay(hop.stage, hop.version)
+            records = bad.addresses(guilty) or (guilty.message.address,)
+            return _cause(bad, replay, _late_of(replay), guilty.message.address, records)
     return None
 
 
-def of_dropped(trial: Trial) -> Cause | None:
+def of_dropped(bad: BadCommit) -> Cause | None:
     """The cause that rows of the bad batch were left out as late: where it is good with them; else None."""
-    commit = trial.commit
+    commit = bad.commit
     if commit.event_time is None or not commit.event_time.late or commit.table is None:
         return None
-    replay = trial.replay(commit.stage, commit.version)
+    replay = bad.replay(commit.stage, commit.version)
     # Nothing is before a watermark that is not known.
     in_time = replay.based_on(replace(replay.before, event_time=None))
-    if trial.bad_with(in_time.manifest(in_time.merged(in_time.rows())[0])):
+    if bad.bad_with(in_time.manifest(in_time.merged(in_time.rows())[0])):
         return None
     late, first = _late_of(replay), None
     if replay.knows_records and late.num_rows:
-        first = trial.source_of(replay, int(np.min(late[RECORD].to_numpy())))
-    return _cause(trial, replay, late, first, ())
+        first = bad.source_of(replay, int(np.min(late[RECORD].to_numpy())))
+    return _cause(bad, replay, late, first, ())
 
 
 def _late_of(replay: StageReplay) -> pa.Table:
@@ -53,13 +53,13 @@ def _late_of(replay: StageReplay) -> pa.Table:
 
 
 def _cause(
-    trial: Trial, replay: StageReplay, late: pa.Table, first: Address | None, records: tuple[Address, ...]
+    bad: BadCommit, replay: StageReplay, late: pa.Table, first: Address | None, records: tuple[Address, ...]
 ) -> Cause:
     before: Manifest = replay.before
     at_ms = before.watermark_ms
     end_ms = _latest_end(replay, late)
     # Where its end was passed first, it became late.
-    mover = mover_of_watermark(trial, before.stage, before.version, end_ms) if end_ms is not None else None
+    mover = mover_of_watermark(bad, before.stage, before.version, end_ms) if end_ms is not None else None
     moved = mover.record if mover is not None else None
     stage = f"{replay.after.stage}@v{replay.after.version}"
     what = f"{first} is the first late record of {stage}" if first is not None else f"records of {stage} were late"

@@ -22,7 +22,7 @@ from ..batches import Choice, sent_as
 from ..program import LoadedProgram
 from ..stage_replay import StageReplay
 from ..what_if import BadBatch
-from .swapped import upon_rows_of
+from .other_batches import upon_rows_of
 
 _LOOKED_AT = 16
 """Versions after the bad one among which the next batches are looked for."""
@@ -31,7 +31,7 @@ _ENDS = ("edit", "rewind", "migration", "backfill", "forget", "retire", "rename"
 
 
 @dataclass(frozen=True)
-class Trial:
+class BadCommit:
     """The bad moment of a verdict under assumptions, and moments after it."""
 
     program: LoadedProgram
@@ -57,8 +57,8 @@ class Trial:
     def bad_with(self, manifest: Manifest, cut: Cut | None = None) -> bool:
         """Whether the bad moment, or another one, is bad with this version of the stage in the place of its own."""
         cut, heads = cut or self.verdict.bad, self.line.heads.stages
-        asked = dataclasses.replace(cut, stages={**cut.stages, manifest.stage: manifest}).under_names_of(heads)
-        return bool(self.predicate.rows(Context(self.program.store, self.program.cache, asked, heads), 1).num_rows)
+        moment = dataclasses.replace(cut, stages={**cut.stages, manifest.stage: manifest}).under_names_of(heads)
+        return bool(self.predicate.rows(Context(self.program.store, self.program.cache, moment, heads), 1).num_rows)
 
     def replay(self, stage: str, version: int, channel: str = "") -> StageReplay:
         """The batch of a version, asked about a channel or its table. Raises as `StageReplay.of`."""

@@ -29,7 +29,7 @@ Step = tuple[str, int]
 
 
 @dataclass
-class Swapped:
+class OtherBatches:
     """Batches with another program or state. Of what a batch received, only what is sent otherwise changes."""
 
     program: LoadedProgram
