@@ -111,11 +111,11 @@ def test_a_copy_needs_no_kafka_and_can_follow_the_query_itself(
 ) -> None:
     assert "slackwater attach memory:checkpoint --app staging" in done("clone", "shop/totals@v3", "staging")
     assert rows_of("staging", "SELECT orders FROM totals WHERE country = 'DE'") == [{"orders": 3}]
-    done("clone", "shop", "newest")
-    done("clone", "refresh", "newest", "--dry-run")
+    done("clone", "shop", "anew")
+    done("clone", "refresh", "anew", "--dry-run")
     done("export", "shop", str(tmp_path / "folder"))
     done("import", str(tmp_path / "folder"), "imported")
-    for app in ("staging", "imported", "newest"):
+    for app in ("staging", "imported", "anew"):
         following = tail(store, SstCache(tmp_path / "cache", 1 << 30), checkpoint)
         following.app = app
         caught_up(following)
