@@ -1,5 +1,7 @@
 """Options and arguments that several verbs share, so that they are spelled and explained once."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -40,7 +42,10 @@ YES_REALLY = option("APP", "The app's name once more, where it is protected: els
 STAGE = argument("APP/STAGE", "A stage of an app.")
 APP = argument("APP", "Name of the app.")
 REF = argument("REF", "A moment: app, app@name, app@2026-11-21T07:12, app@-5m, app@~3, app/stage@v42.")
-TABLE = argument("TABLE", "Name of the table.")
+TABLE = argument("APP/TABLE", "A table of an app.")
+TABLE_AT = argument(
+    "APP/TABLE[@MOMENT]", "A table of an app, now or at a moment: @-5m, @name, @2026-11-21T07:12, @v42."
+)
 KEY = argument(
     "KEY", "The values of the key columns, in their order; \\N is null, bytes are hexadecimal, a struct is JSON."
 )
@@ -97,6 +102,32 @@ def pairs(option: str, given: Many, shape: str, example: str) -> dict[str, str]:
         if found.setdefault(name, other) != other:
             raise Usage(f"{option} names {name!r} twice: as {found[name]!r} and as {other!r}")
     return found
+
+
+KeysAsked = Sequence[str] | Mapping[str, Sequence[tuple[str | None, ...]]]
+
+
+def keys_asked(where: str, words: Sequence[str], keys: Sequence[str], files: Sequence[Path] | None) -> KeysAsked:
+    """Keys as the client takes them: those of `--key`, or the one that is written as `APP/TABLE KEY`.
+
+    Raises `Usage` where both are, where there is a table without a key or the other way round, and for a moment: what
+    is asked is of all versions.
+    """
+    app, at, _ = where.partition("@")
+    app, _, table = app.partition("/")
+    if at:
+        raise Usage(f"this is of all versions of an app; expected APP or APP/TABLE KEY, found {where}")
+    if bool(table) != bool(words):
+        found = f"{app}/{words[0]} {' '.join(words[1:]) or 'KEY'}" if words else f"{where} KEY"
+        raise Usage(f"{where!r} {'names no table of the key' if words else 'has no key'}", hint=f"write {found}")
+    if not words:
+        return [*keys]
+    if keys or files:
+        raise Usage(
+            "keys are given twice: as APP/TABLE KEY, and by an option",
+            hint=f"give all of them by options: {app} --key {table}=KEY",
+        )
+    return [f"{table}={words[0]}"] if len(words) == 1 else {table: [key_values([*words])]}
 
 
 def key_values(key: list[str]) -> tuple[str | None, ...]:

@@ -3,7 +3,7 @@
 import inspect
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import instants
-from ..errors import Protected, SlackwaterError
+from ..errors import Protected, SlackwaterError, Usage
 from ..results.formats import store_flag
 from . import options
 from .terminal import LogFormat, Printer, is_terminal, log_as
@@ -64,6 +64,14 @@ class Session(Printer):
         app, stage = names_of_stage(text)
         return self.app(app), stage
 
+    def table(self, text: str, key: Sequence[str] = ()) -> "tuple[StoredApp, str]":
+        """The app and the name of a table, written as `APP/TABLE`. Raises as `check_table`, also for a moment."""
+        from ..client.backends import names_of_stage
+
+        check_table(text, key)
+        app, table = names_of_stage(text, "table")
+        return self.app(app), table
+
     def asked_for_name(self, error: Protected) -> str:
         """The name of a protected app, as a person types it. Raises the error where nobody can be asked."""
         if not (sys.stdin.isatty() and is_terminal(stderr=True)):
@@ -75,6 +83,15 @@ class Session(Printer):
         """Give back open files."""
         if "client" in self.__dict__:
             self.client.close()
+
+
+def check_table(text: str, key: Sequence[str]) -> None:
+    """Raise `Usage` where `text` is an app alone, and the first word of the key its table, perhaps."""
+    app, at, moment = text.partition("@")
+    if "/" not in app and key:
+        table, *values = key
+        words = " ".join([f"{app}/{table}{at}{moment}", *values]) if values else f"{app}/TABLE{at}{moment} {table}"
+        raise Usage(f"{text!r} names no table; expected APP/TABLE and then the key", hint=f"write {words}")
 
 
 _TELL_S = 1.0

@@ -159,9 +159,23 @@ def _no_kafka(what_for: str) -> Usage:
     )
 
 
-def names_of_stage(text: str) -> tuple[str, str]:
-    """App and stage of `APP/STAGE`. Raises `Usage`."""
-    app, _, stage = text.partition("/")
-    if not stage:
-        raise Usage(f"{text!r} names no stage; expected APP/STAGE", hint=f"`slackwater status {app}` shows the stages")
-    return app, stage
+def names_of_stage(text: str, what: str = "stage") -> tuple[str, str]:
+    """App and stage of `APP/STAGE`, or app and table of `APP/TABLE`. Raises `Usage`, also for a moment behind it."""
+    app, name, moment = names_at(text, what)
+    if moment:
+        raise Usage(
+            f"{text!r} names a moment, which goes with no {what} here; expected APP/{what.upper()}",
+            hint=f"write {app}/{name}",
+        )
+    return app, name
+
+
+def names_at(text: str, what: str = "table") -> tuple[str, str, str]:
+    """App, table, and moment with its `@`, which may be empty, of `APP/TABLE@MOMENT`. Raises `Usage`."""
+    where, at, moment = text.partition("@")
+    app, _, name = where.partition("/")
+    if not name:
+        raise Usage(
+            f"{text!r} names no {what}; expected APP/{what.upper()}", hint=f"`slackwater status {app}` shows the stages"
+        )
+    return app, name, at + moment

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from ..errors import NotFound
 from ..results.document import Block, Title
 from ..results.shown import Shown
 from ..settings import load
 from ..store.versions.apps import folder_of, in_folder, list_apps, read_app
-from .backends import Backends, names_of_stage
+from .backends import Backends, names_at, names_of_stage
 
 if TYPE_CHECKING:
     from ..keep.access.tokens import Token, Verb
@@ -79,6 +80,20 @@ class Client(Backends, Shown):
         from .moment import Moment
 
         return Moment.around(self, in_folder(self.store, ref), done)
+
+    def moment_of_table(self, text: str, done: str) -> "tuple[Moment, str]":
+        """The moment of a ref `APP/TABLE@MOMENT`, and the table; else as `moment`. Raises `NotFound` for the table."""
+        from ..moments.cut.moments import heads_of, stages_of
+        from ..store.versions.side_tables import columns_of, may_have, owner
+
+        app, table, moment = names_at(text)
+        folder = folder_of(self.store, app)
+        stages = stages_of(self.store, folder)
+        # A stage's own table needs no look at its newest version, which may be damaged.
+        stage = table if table in stages else owner(table, heads_of(self.store, folder, may_have(table, stages)))
+        if stage not in stages:
+            raise NotFound(f"table of app {app!r}", table, columns_of(heads_of(self.store, folder, stages)))
+        return self.moment(f"{app}/{stage}{moment}", done), table
 
     def clones(self, source: str = "") -> "Result":
         """The clones under this root, and those of its apps under other roots; only those of the app `source`.

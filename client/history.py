@@ -302,10 +302,11 @@ class AppHistory(Shown):
         """Find the first commit, of any stage, at which something is wrong. One of four ways says what that is.
 
         Args:
-            where: SQL over the app's tables that returns rows when something is wrong.
+            where: a query over the app's tables that returns rows when something is wrong; or a condition over the rows
+                of one table, or their aggregates, that is true then.
             check: a condition in SQL that must hold: over the rows of one table or their aggregates, or as a SELECT.
                 One that is NULL holds.
-            table: the table that `check` is over, where its columns do not say.
+            table: the table that a condition is over, where its columns do not say.
             python: a function that gets a DuckDB connection with the tables as views, and returns whether the moment is
                 good. It may assert instead, and raise `unittest.SkipTest` where it cannot tell.
             run: a shell command that gets the moment as the DuckDB file `$SLACKWATER_DB`, and its ref as

@@ -23,7 +23,8 @@ _REFS = argument("REF...", "The moments; `beginning` is before the first. Defaul
 
 @verb(
     'slackwater bisect flights --where "SELECT * FROM carriers WHERE worst > 3000"',
-    'slackwater bisect flights --check "min(flights) >= 0" --table carriers --good flights@before-deploy',
+    'slackwater bisect flights/carriers --where "worst > 3000" --good flights@before-deploy',
+    'slackwater bisect flights/carriers --check "min(flights) >= 0"',
     'slackwater bisect flights --run "python check.py"      # SLACKWATER_DB is the moment, 0 good, 125 skip, else bad',
     'slackwater bisect flights --where "SELECT tail FROM aircraft WHERE flights < 0" --out keys.parquet',
     "slackwater bisect start flights      # and say of each moment what it is: good, bad, skip",
@@ -33,10 +34,10 @@ _REFS = argument("REF...", "The moments; `beginning` is before the first. Defaul
 )
 def bisect(
     session: Session,
-    app_name: str = APP,
-    where: str = option("SQL", "A query that returns rows when something is wrong.", ""),
-    check: str = option("CONDITION", "SQL that must hold, over a table's columns or as a SELECT.", ""),
-    table: str = option("TABLE", "Which table --check is over, where its columns do not say.", ""),
+    app_name: str = argument("APP[/TABLE]", "The app; or the table that the condition is over."),
+    where: str = option("SQL", "What is wrong: a query that returns rows then, or a condition for rows.", ""),
+    check: str = option("CONDITION", "What must hold: a condition for rows, or a SELECT that returns it.", ""),
+    table: str = option("TABLE", "The table that the condition is over; as APP/TABLE says it.", ""),
     python: str = option("FILE:FUNCTION", "Gets a DuckDB connection with the tables; says if it is good.", ""),
     run: str = option("CMD", "Gets the moment as the file $SLACKWATER_DB; exits as git's run has it.", ""),
     good: str = option("REF", "A moment at which nothing is wrong. Default: the beginning.", ""),
@@ -65,11 +66,14 @@ def bisect(
     from ...results import values, verdict
     from ...search.session import Asked
 
-    if "@" in app_name or "/" in app_name:
-        name = app_name.partition("@")[0].partition("/")[0]
-        hint = f"write `slackwater bisect {name}`, and --good {app_name} if that is where it was good"
-        wrong = f"bisect takes the name of an app, found the ref {app_name!r}"
-        raise Usage(f"{wrong}; --good and --bad take refs", hint=hint)
+    app_name, at, _ = (ref := app_name).partition("@")
+    app_name, _, named = app_name.partition("/")
+    if at:
+        hint = f"write `slackwater bisect {app_name}`, and --good {ref} if that is where it was good"
+        raise Usage(f"bisect takes APP or APP/TABLE, found the ref {ref!r}; --good and --bad take refs", hint=hint)
+    if named and table not in ("", named):
+        raise Usage(f"{ref} and --table {table} name two tables; give one of them")
+    table = table or named
     if first and last:
         raise Usage("--first and --last name two changes; give one of them")
     if out is not None:

@@ -8,7 +8,21 @@ from typing import Any
 from ...durations import HOUR_MS
 from ...errors import Usage
 from ...results.shown import Result
-from ..options import APP, DRY_RUN, FORGOTTEN_KEY, FORGOTTEN_KEYS, STAGE, YES_REALLY, Many, argument, flag, option, span
+from ..options import (
+    APP,
+    DRY_RUN,
+    FORGOTTEN_KEY,
+    FORGOTTEN_KEYS,
+    STAGE,
+    TABLE,
+    YES_REALLY,
+    Many,
+    argument,
+    flag,
+    keys_asked,
+    option,
+    span,
+)
 from ..session import Session, group, now_and_then, verb
 
 
@@ -123,7 +137,7 @@ def promote(
 )
 def edit(
     session: Session,
-    stage: str = argument("APP/TABLE", "The table of a stage."),
+    table_name: str = TABLE,
     sql: str = option("SQL", "An UPDATE, DELETE, INSERT or MERGE of the table; may read the app's other tables.", ""),
     rows: Path | None = option(
         "FILE", "Rows that are to be there, with all columns: Parquet, CSV or JSON.", exists=True
@@ -140,7 +154,7 @@ def edit(
     with --dry-run. While the app runs, its runner does it between two batches, so none works on rows of before; else
     this command does. Nothing is sent on for it. An interrupted edit is finished by the same command, and done once.
     """
-    app, name = session.stage(stage)
+    app, name = session.table(table_name)
     how: dict[str, Any] = {"rows": rows or "", "again": again, "dry_run": dry_run, "show_values": not hide_values}
     session.show(app.edit(name, sql, yes_really=yes_really, timeout_s=timeout / 1_000, **how))
 
@@ -339,16 +353,17 @@ def archive(
 
 
 @verb(
-    "slackwater forget shop --key customers=4711 --dry-run",
+    "slackwater forget shop/customers 4711 --dry-run",
     "slackwater forget shop --key customers=4711 --key orders_by_customer=4711 --message 'request 2026-118'",
     "slackwater forget shop --keys gone.txt",
-    """slackwater forget shop --key 'baskets=["DE", 17]'""",
+    "slackwater forget shop/baskets DE 17",
     kafka=True,
     changes=True,
 )
 def forget(
     session: Session,
-    app_name: str = APP,
+    where: str = argument("APP[/TABLE]", "The app; or one of its tables, and then the key."),
+    words: list[str] = argument("KEY", "A key of that table, written as for get.", []),
     key: Many = FORGOTTEN_KEY,
     keys: list[Path] | None = FORGOTTEN_KEYS,
     give_up: bool = flag("--give-up", "Instead, end a forget that broke off and whose keys nobody has any more."),
@@ -362,14 +377,14 @@ def forget(
     and nothing says which keys they were. The app may run meanwhile. --dry-run lists the objects that hold one; what
     is out of reach is listed, too. An interrupted forget is finished by the same command.
     """
-    app = session.app(app_name)
+    app, asked = session.app(where), keys_asked(where, words, key or [], keys)
     if give_up:
-        if key or keys:
+        if asked or keys:
             raise Usage("--give-up takes no keys: who has them types the forget again, and it is finished")
         session.show(app.give_up_forgetting())
         return
 
     with session.progress() as progress:
         how: dict[str, Any] = {"files": keys or (), "dry_run": dry_run, "on_progress": now_and_then(progress)}
-        done = app.forget_keys(key or (), yes_really=yes_really, **how)
+        done = app.forget_keys(asked, yes_really=yes_really, **how)
     session.show(done)

@@ -16,19 +16,17 @@ _LEFT_DEBUGGER = 130
 
 @verb(
     "slackwater replay flights/carriers@v13 --code flights.py",
-    "slackwater replay flights/carriers@v13 --code fixed.py --key UA",
+    "slackwater replay flights/carriers@v13 UA --code fixed.py",
     "slackwater replay flights/carriers@v13 --break",
-    "slackwater replay flights/carriers@v13 --key UA --pytest test_carriers.py",
+    "slackwater replay flights/carriers@v13 UA --pytest test_carriers.py",
     "slackwater replay test_carriers.zip --code fixed.py",
     kafka=True,
 )
 def replay(
     session: Session,
     ref: str = argument("APP/STAGE@VERSION", "The batch: a version of a stage; or the .zip that --bundle wrote."),
+    key: list[str] = argument("KEY", "Only this key of the stage's table, written as for get.", []),
     code: Path | None = program("The program to run.", "; for a bundle, the one in it"),
-    key: list[str] = option(
-        "VALUE", "Only this key of the stage's table; once for each key column. Written as in `get`.", []
-    ),
     stop: bool = flag("--break", "Stop in the stage's function, and in that of its state: breakpoint()."),
     bundle: Path | None = option("FILE", "Write the batch to a .zip that can be replayed anywhere."),
     pytest: Path | None = option(

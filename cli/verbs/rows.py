@@ -9,8 +9,8 @@ import typer
 from ...errors import Usage
 from ...results import formats
 from ...results.shown import Result
-from ..options import APP, DRY_RUN, KEY, REF, TABLE, Many, argument, flag, key_values, option, span
-from ..session import Session, verb
+from ..options import APP, DRY_RUN, KEY, REF, TABLE_AT, Many, argument, flag, key_values, option, span
+from ..session import Session, check_table, verb
 
 
 @verb(
@@ -144,14 +144,13 @@ def sql(
 
 
 @verb(
-    "slackwater get flights carriers UA",
-    "slackwater get flights@-1h aircraft N14228 --verbose",
-    """slackwater get shop baskets '{"country": "DE", "number": 17}'""",
+    "slackwater get flights/carriers UA",
+    "slackwater get flights/aircraft@-1h N14228 --verbose",
+    """slackwater get shop/baskets '{"country": "DE", "number": 17}'""",
 )
 def get(
     session: Session,
-    ref: str = REF,
-    table: str = TABLE,
+    ref: str = TABLE_AT,
     key: list[str] = KEY,
     verbose: bool = flag("--verbose", "Also say what was read for it.", "-v"),
 ) -> None:
@@ -161,7 +160,9 @@ def get(
     """
     from ...results.rows import row
 
-    found = session.client.moment(ref, "read").look_up(table, key_values(key))
+    check_table(ref, key)
+    moment, table = session.client.moment_of_table(ref, "read")
+    found = moment.look_up(table, key_values(key))
     session.show(row(*found, table, key, verbose=verbose))
 
 

@@ -18,6 +18,7 @@ from ..options import (
     argument,
     flag,
     key_values,
+    keys_asked,
     option,
     program,
     span,
@@ -97,16 +98,15 @@ def log(
 
 
 @verb(
-    "slackwater history flights carriers UA",
-    "slackwater history flights aircraft N14228 --limit 0 --json",
-    """slackwater history shop baskets '{"country": "DE", "number": 17}'""",
-    "slackwater history flights carriers UA --limit 3 --why --code flights.py",
+    "slackwater history flights/carriers UA",
+    "slackwater history flights/aircraft N14228 --limit 0 --json",
+    """slackwater history shop/baskets '{"country": "DE", "number": 17}'""",
+    "slackwater history flights/carriers UA --limit 3 --why --code flights.py",
     kafka=True,
 )
 def history(
     session: Session,
-    app_name: str = APP,
-    table: str = TABLE,
+    table_name: str = TABLE,
     key: list[str] = KEY,
     limit: int = option("N", "Show this many changes; 0 for all.", 20, min=0),
     why: bool = flag("--why", "Replay each change, and name the input record behind it."),
@@ -121,7 +121,8 @@ def history(
     from ...client.replays import records_behind
     from ...results.history import key_history as shown
 
-    found = session.app(app_name).history(table, key_values(key), limit=limit).found
+    app, table = session.table(table_name, key)
+    found = app.history(table, key_values(key), limit=limit).found
     behind = None
     if why and found.changes:
         with session.progress() as progress:
@@ -169,12 +170,13 @@ def diff(
     "slackwater verify flights@before-deploy",
     "slackwater verify flights@before-deploy --deep   # every byte, every row, the whole history",
     "slackwater verify flights --json                 # all differences, for machines",
-    "slackwater verify flights --forgotten --key aircraft=N14228 --deep",
+    "slackwater verify flights/aircraft N14228 --forgotten --deep",
     kafka=True,
 )
 def verify(
     session: Session,
     ref: str = REF,
+    words: list[str] = argument("KEY", "With --forgotten: a key of APP/TABLE, written as for get.", []),
     deep: bool = flag("--deep", "Read every object and the whole history, and what Kafka still has, instead of sizes."),
     forgotten: bool = flag("--forgotten", "Instead, look whether anything of the app holds keys that were forgotten."),
     key: Many = FORGOTTEN_KEY,
@@ -190,14 +192,16 @@ def verify(
     """
     from ...results.status import verification
 
-    if forgotten != bool(key or keys):
-        raise Usage("--forgotten goes with --key TABLE=KEY, or --keys FILE: nothing stored says which keys they were")
+    if forgotten != bool(key or keys or words):
+        raise Usage(
+            "--forgotten goes with a key, as APP/TABLE KEY, --key TABLE=KEY, or --keys FILE: nothing stored says which "
+            "keys they were"
+        )
     if forgotten:
-        if "@" in ref or "/" in ref:
-            raise Usage(f"--forgotten is of a whole app and all its versions; expected APP, found {ref}")
+        asked = keys_asked(ref, words, key or [], keys)
         with session.progress() as progress:
             how: dict[str, Any] = {"files": keys or (), "deep": deep, "on_progress": now_and_then(progress)}
-            session.show(session.app(ref).verify_forgotten(key or (), **how))
+            session.show(session.app(ref).verify_forgotten(asked, **how))
         return
 
     with session.progress() as progress:

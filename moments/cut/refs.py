@@ -97,7 +97,7 @@ def parse(text: str, *, now_ms: int) -> Ref:
 
 
 def check_new_name(what: str, name: str) -> str:
-    """Return `name` if a new snapshot, or a new clone, may have it: usable, and taken for no moment. Else raise `Usage`."""
+    """Return `name` if a new snapshot or clone may have it: usable, and taken for no moment. Else raise `Usage`."""
     check_name(what, name)
     if _DATE.match(name) or looks_like_a_moment(name):
         raise Usage(

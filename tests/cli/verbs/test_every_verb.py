@@ -36,7 +36,7 @@ def test_a_limit_of_0_is_all(words: tuple[str, ...]) -> None:
         (("query", "flights", "FROM carrier"), 1, "carriers"),
         (("query", "flights", "SELECT delai FROM carriers"), 1, "delay"),
         (("query", "flights@-5x", "SELECT 1"), 2, "flights@-5x"),
-        (("get", "flights", "carrier", "C1"), 1, "carriers"),
+        (("get", "flights/carrier", "C1"), 1, "carriers"),
         (("bisect", "flight", "--where", BAD), 1, "flights"),
         (("log", "flight"), 1, "flights"),
         (("snapshot", "show", "flights", "befor"), 1, "before"),
@@ -76,7 +76,7 @@ def test_no_verb_loads_spark_or_kafka() -> None:
         ("snapshot", "take", "flights", "--instant"),
         ("snapshot", "list", "flights"),
         ("query", "flights", "FROM carriers"),
-        ("get", "flights", "carriers", "C1"),
+        ("get", "flights/carriers", "C1"),
         ("bisect", "flights", "--where", BAD),
     ]
     script = (
