@@ -1,6 +1,7 @@
 """Options and arguments that several verbs share, so that they are spelled and explained once."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,31 @@ def key_values(key: list[str]) -> tuple[str | None, ...]:
     return tuple(None if value == _NULL else value for value in key)
 
 
+_WIDTH = 76
+"""Characters of an example's line: the help indents it, and fits 80 columns."""
+_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
+
+
 def examples(*lines: str) -> str:
-    """An epilog for a verb's help. The mark in its first line keeps the help formatter from refilling it."""
-    return "\n".join(("\b", "Example:" if len(lines) == 1 else "Examples:", *(f"  {line}" for line in lines)))
+    """An epilog for a verb's help. The mark in its first line keeps the help formatter from refilling it.
+
+    An example that is longer than a line has its comment above it, and goes on behind a backslash.
+    """
+    fitting = (f"  {part}" for line in lines for part in _fitting(line))
+    return "\n".join(("\b", "Example:" if len(lines) == 1 else "Examples:", *fitting))
+
+
+def _fitting(line: str) -> Iterator[str]:
+    if len(line) <= _WIDTH:
+        yield line
+        return
+    command, _, comment = line.partition("  #")
+    if comment:
+        yield f"#{comment}"
+    part = ""
+    for word in _WORD.findall(command):
+        if part and len(part) + len(word) + 3 > _WIDTH:
+            yield f"{part} \\"
+            part = "   "
+        part = f"{part} {word}" if part else word
+    yield part

@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperGroup
 
 from .. import instants
 from ..errors import Protected, SlackwaterError, Usage
 from ..results.formats import store_flag
 from . import options
+from .groups import Either, Group
 from .terminal import LogFormat, Printer, is_terminal, log_as
 
 if TYPE_CHECKING:
@@ -111,33 +111,12 @@ def now_and_then(progress: Callable[[str], None]) -> Callable[[str], None]:
     return tell
 
 
-class _Either(TyperGroup):
-    """A verb with arguments and options, unless the first word is one of its own verbs."""
-
-    allow_interspersed_args = True
-    allow_extra_args = False
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] in self.commands:
-            ctx.invoked_subcommand, ctx.args = args[0], args[1:]
-            return args[1:]
-        return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        if ctx.invoked_subcommand is None:
-            return super().invoke(ctx)
-        command, words = self.commands[ctx.invoked_subcommand], f"{ctx.info_name} {ctx.invoked_subcommand}"
-        # Not below this verb, whose arguments its usage would show.
-        with command.make_context(words, list(ctx.args), parent=ctx.parent) as inner:
-            return command.invoke(inner)
-
-
 def group(explanation: str = "", *examples: str) -> typer.Typer:
     """A verb that has verbs of its own; without an explanation it is one by itself, too: `verb(of=…, whole=True)`."""
     if not explanation:
         metavar = "| COMMAND [ARGS]..."
-        return typer.Typer(cls=_Either, add_completion=False, no_args_is_help=True, subcommand_metavar=metavar)
-    app = typer.Typer(add_completion=False, no_args_is_help=True)
+        return typer.Typer(cls=Either, add_completion=False, no_args_is_help=True, subcommand_metavar=metavar)
+    app = typer.Typer(cls=Group, add_completion=False, no_args_is_help=True)
     app.callback(help=explanation, epilog=options.examples(*examples))(lambda: None)
     return app
 

@@ -52,12 +52,13 @@ def bisect(
     md: Path | None = option("FILE", "The same as .md, for a pull request."),
     show_values: bool = flag("--show-values", "Show keys, rows, payloads and literals in these files."),
 ) -> None:
-    """Find the first commit at which something is wrong: by a query, a condition, a function or a command.
+    """Find the first commit at which something is wrong.
 
-    The commits of all stages are searched in the order in which `log` shows them, as few as a binary search takes;
-    each moment that is looked at is printed as a ref. The answer names the last good and the first bad moment, the
-    offsets read between them, and the keys that turned bad. Moments that cannot be judged are passed over; where that
-    leaves several commits, all are named, and the exit code is 2.
+    What that is, a query, a condition, a function or a command says. The commits of all stages are searched in
+    the order in which `log` shows them, as few as a binary search takes; each moment that is looked at is printed
+    as a ref. The answer names the last good and the first bad moment, the offsets read between them, and the keys
+    that turned bad. Moments that cannot be judged are passed over; where that leaves several commits, all are
+    named, and the exit code is 2.
 
     Then the batch is replayed here, on a Spark and a store of its own, by the stage's own code, until the input record
     is found that turned it bad.

@@ -117,7 +117,7 @@ def promote(
     yes_really: str = YES_REALLY,
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Let a clone take over an app's name and its sinks: blue and green.
+    """Give an app's name and sinks to a clone: blue/green cut-over.
 
     Waits until both stand at the same offsets of their topics, and holds them there for a moment. What comes after goes
     to the sinks from the clone: a read_committed reader sees each row once. The app that had the name stays, as
@@ -209,7 +209,7 @@ def compact(
     full: bool = flag("--full", "Merge everything of each state partition into one run, due or not."),
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Merge the SSTs of an app's tables, as the policy of each table calls for.
+    """Merge the SSTs of an app's tables, as each table's policy says.
 
     What is merged is committed as versions of their own, which change no row. The app may run meanwhile; when a batch
     is committed first, the result is put into the version after it. This process gives way to others on the machine.
@@ -267,7 +267,7 @@ def gc(
     explain: str | None = option("OBJECT", "Say why this object is kept, or not; delete nothing."),
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Collect garbage: versions that retention lets go, and objects that nothing names.
+    """Delete versions that retention lets go, and unnamed objects.
 
     The rules are in slackwater.toml, under [retention]; an option here takes the place of the rule of its name.
     Each rule keeps something, what no rule keeps goes, and without any rule the whole history stays. Snapshots,
@@ -316,7 +316,7 @@ def protect(
     off: bool = flag("--off", "Protect it no more."),
     yes_really: str = YES_REALLY,
 ) -> None:
-    """Have verbs that could lose something of an app ask for its name once more.
+    """Have verbs that could lose something ask for the app's name.
 
     These are rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone refresh. A person types it when
     asked, a machine says --yes-really APP. What is protected is the name: a promotion takes it to another app, with its
@@ -341,7 +341,7 @@ def archive(
     ),
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Show an app's input archives; fill them with what Kafka still has.
+    """Show an app's input archives, and fill them from Kafka.
 
     With input = "30d" under [retention] in slackwater.toml, a run keeps what it reads, as Parquet beside the app's
     versions: replays, bisects and trials read there what Kafka has lost, and a query has it as input('TOPIC'). That
@@ -370,7 +370,7 @@ def forget(
     yes_really: str = YES_REALLY,
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Take keys out of all that an app has stored, such as a person's who wants to be forgotten.
+    """Take keys out of all that an app has stored (GDPR erasure).
 
     Out of the newest version and of every kept one, of snapshots, records in flight, rejected records and the input
     archive, and of clones: SSTs are written anew without them, and versions are read with these. No tombstone stays,

@@ -19,7 +19,7 @@ from ..session import Session, check_table, verb
     'slackwater query flights@-5m "SELECT count(*) FROM aircraft"',
     'slackwater query flights@before-deploy "FROM aircraft" --out aircraft.parquet',
     "slackwater query flights \"FROM carriers JOIN carriers AT '-1h' AS before USING (carrier)\"",
-    "slackwater query flights \"SELECT _committed_at, sum(flights) FROM versions('carriers', '-1h') GROUP BY ALL\"",
+    "slackwater query flights \"FROM versions('carriers', '-1h') WHERE carrier = 'UA'\"",
     "slackwater query flights@before-deploy \"FROM inflight('by-carrier')\"",
     "slackwater query flights@before-deploy --ui",
     "slackwater query flights --file report.sql --json",
@@ -125,11 +125,11 @@ def sql(
     ref: str = REF,
     limit: int = option("N", "Print this many rows of each result; 0 for all.", 50, min=0),
 ) -> None:
-    """Type SQL over the tables of an app, statement after statement, each up to its `;`.
+    """Type SQL over the tables of an app, statement after statement.
 
-    AT -5m; asks what follows at that moment, AT now; at the newest again. Tab completes tables, columns and snapshots;
-    what was typed is there again the next time. An error ends nothing. Where standard input is no terminal, its
-    statements are carried out, and the exit code is 1 if one failed.
+    Each ends with its `;`. AT -5m; asks what follows at that moment, AT now; at the newest again. Tab completes
+    tables, columns and snapshots; what was typed is there again the next time. An error ends nothing. Where
+    standard input is no terminal, its statements are carried out, and the exit code is 1 if one failed.
     """
     from .. import shell, terminal
 
@@ -186,7 +186,7 @@ def export(
     every: int | None = span("With --iceberg: keep them up to date, so often.", least_ms=1_000),
     keep: int = span("With --iceberg: how long a replaced snapshot stays readable. Default: 1h.", 3_600_000),
 ) -> None:
-    """Write a moment to a folder of plain Parquet, or its tables to a DuckDB file.
+    """Write a moment to a folder of Parquet, or its tables to a file.
 
     The folder has all of an app: its tables, the records on the way between stages, offsets, and a document that says
     what each file is. DuckDB, pandas and Spark open it without slackwater, and slackwater import makes an app of it.
@@ -244,11 +244,12 @@ def rejected(
     retry: bool = flag("--retry", "Have those that wait put through the current program."),
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Show the records that made a batch fail and were left out of it, newest first, each with its error.
+    """Show the records that batches left out, each with its error.
 
-    They are in the table STAGE_rejected, beside that of the stage, with payload, headers and stack. With --retry, the
-    runner puts those that wait through its program, between two batches; when none runs, the next one does, first of
-    all. Each that passes is marked as retried in the same commit; one that fails again stays.
+    Each made a batch fail; the newest comes first. They are in the table STAGE_rejected, beside that of the stage,
+    with payload, headers and stack. With --retry, the runner puts those that wait through its program, between two
+    batches; when none runs, the next one does, first of all. Each that passes is marked as retried in the same
+    commit; one that fails again stays.
     """
     if dry_run and not retry:
         raise Usage("--dry-run goes with --retry")

@@ -41,9 +41,9 @@ def status(
     cost: bool = flag("--cost", "Show instead what the store is asked and keeps, and what a month costs."),
     since: int | None = span("With --cost: by the versions of this time. Default: 1h."),
 ) -> None:
-    """Show how far every stage is, and what it has not read yet; of one app also how its tables do.
+    """Show how far every stage is, and what it has not read yet.
 
-    The lag of users' topics needs Kafka; without it everything else is shown.
+    Of one app also how its tables do. The lag of users' topics needs Kafka; without it everything else is shown.
     """
     from ...client import status as of
 
@@ -182,7 +182,7 @@ def verify(
     key: Many = FORGOTTEN_KEY,
     keys: list[Path] | None = FORGOTTEN_KEYS,
 ) -> None:
-    """Prove that a moment is whole: that it is consistent, complete and undamaged.
+    """Prove that a moment is consistent, complete and undamaged.
 
     Every record that a stage sent is accounted for, as consumed or in flight; versions follow each other; every object
     is there. Changes nothing. Exits with 1 at any difference.

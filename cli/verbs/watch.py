@@ -32,11 +32,11 @@ def watch(
     ),
     reports: Path = option("FOLDER", "Where a report of each failure is written.", Path("slackwater-reports")),
 ) -> None:
-    """Evaluate the invariants of slackwater.toml at an app's newest moment, again and again.
+    """Evaluate the invariants of slackwater.toml, again and again.
 
-    The newest moment at which all of them hold is APP@last-good, a ref like any other, which gc keeps. When one begins
-    to fail, its rows are printed, the commit that broke it is searched for and reported in a file, and its on_failure
-    is called. Ctrl-C or SIGTERM ends it.
+    Each time at the app's newest moment. The newest moment at which all of them hold is APP@last-good, a ref
+    like any other, which gc keeps. When one begins to fail, its rows are printed, the commit that broke it is
+    searched for and reported in a file, and its on_failure is called. Ctrl-C or SIGTERM ends it.
     """
     from ...client.searches import WatchedApp
     from ...pipeline.run.stopping import stop_signals
