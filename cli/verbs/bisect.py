@@ -170,7 +170,7 @@ def reset(session: Session, app_name: str = APP) -> None:
     """Forget the app's search."""
     from ...client.searches import reset as forget
 
-    session.show(forget(app_name))
+    session.show(forget(app_name, lambda: session.client))
 
 
 def _go_on(

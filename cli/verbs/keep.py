@@ -125,7 +125,11 @@ def promote(
     """
     with session.progress() as progress:
         how: dict[str, Any] = {"back": back, "dry_run": dry_run, "show_values": show_values, "on_wait": progress}
-        done = session.app(over).promote(staging, yes_really=yes_really, timeout_s=timeout / 1_000, **how)
+        if bool(staging) == back:
+            raise Usage("give either STAGING or --back: who gets the name is an app, or the one that had it before")
+        # The name goes back from the app that has it, and else to the one that is promoted.
+        app, name = (session.app(over), "") if back else (session.app(staging), over)
+        done = app.promote(name, yes_really=yes_really, timeout_s=timeout / 1_000, **how)
     session.show(done)
 
 
@@ -386,5 +390,5 @@ def forget(
 
     with session.progress() as progress:
         how: dict[str, Any] = {"files": keys or (), "dry_run": dry_run, "on_progress": now_and_then(progress)}
-        done = app.forget_keys(asked, yes_really=yes_really, **how)
+        done = app.forget(asked, yes_really=yes_really, **how)
     session.show(done)

@@ -229,6 +229,8 @@ def adopt(
 
     if sum((emit_program, shadow, dry_run)) > 1:
         raise Usage("--emit-program, --shadow and --dry-run exclude each other")
+    if emit_program and not program.endswith(".py"):
+        raise Usage(f"a program is a Python file: expected a name that ends with .py, found {program}")
     if batches is not None and not shadow:
         raise Usage("--batches goes with --shadow")
     settings: dict[str, Any] = {"master": master, "spark_conf": settings_of(conf or ())}

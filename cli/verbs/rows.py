@@ -59,8 +59,12 @@ def query(
             wrong = f"byte {error.start} is 0x{data[error.start]:02x}"
             where = f"the SQL in {file or 'standard input'} is not UTF-8"
             raise Usage(f"{where}: {wrong}", hint="save it as UTF-8") from None
-    if out is not None and sql is not None:
+    if out is not None:
         values.check_ending(out)
+        if sql is None:
+            raise Usage(
+                f"--out {out} goes with a query", hint=f'such as "FROM TABLE"; or slackwater export {ref} {out}'
+            )
     if server:
         _ask(session, server, ref, sql, out, limit)
         return
@@ -169,6 +173,7 @@ def get(
 @verb(
     "slackwater export flights@before-deploy flights-before-deploy    # a folder, of which import makes an app",
     "slackwater export flights@before-deploy out.duckdb",
+    "slackwater export flights/carriers@-5m carriers.csv",
     "slackwater export flights@-5m carriers.duckdb --table carriers --force",
     "slackwater export flights --iceberg s3://lake/flights --every 1m",
     kafka=True,
@@ -178,7 +183,9 @@ def export(
     session: Session,
     ref: str = REF,
     file: Path | None = argument(
-        "DIR|FILE", "The folder to write; or the DuckDB file, which ends in .duckdb, .ddb or .db.", None
+        "DIR|FILE",
+        "The folder to write; or the file: .duckdb, .ddb or .db for all tables, .csv, .parquet or .json for one.",
+        None,
     ),
     table: Many = option("NAME", "In a file, or with --iceberg, only this table; may be repeated. Default: all."),
     force: bool = flag("--force", "Overwrite a file that is there."),
@@ -190,13 +197,15 @@ def export(
 
     The folder has all of an app: its tables, the records on the way between stages, offsets, and a document that says
     what each file is. DuckDB, pandas and Spark open it without slackwater, and slackwater import makes an app of it.
-    A FILE has tables, not views, which any DuckDB client opens; _slackwater beside them names the moment. Either
-    appears whole or not at all.
+    A DuckDB file has tables, not views, which any DuckDB client opens; _slackwater beside them names the moment. A
+    .csv, .parquet or .json file has one table: that of APP/TABLE, of --table, or the only one. All of these appear
+    whole or not at all.
 
     With --iceberg no row is copied: each table gets metadata of Iceberg's that points at the SSTs, in a folder of its
     name, and a snapshot of the app keeps these. Any reader of Iceberg tables opens it.
     """
     from ...moments.query.export import ENDINGS
+    from ...results import values
     from ...results.rows import exported, exported_folder
 
     if iceberg:
@@ -210,12 +219,20 @@ def export(
         wanted = "name the folder or the DuckDB file to write, or a place for Iceberg tables: --iceberg ROOT"
         raise Usage("nothing says where to export to" if file is None else "--every goes with --iceberg", hint=wanted)
 
-    if file.suffix not in ENDINGS:
+    if file.suffix.lower() in values.ENDINGS:
+        if len(table or ()) > 1:
+            raise Usage(f"{file} holds one table", hint=f"name one, or write all of them to {file.stem}.duckdb")
+        moment = session.client.moment(ref, "exported")
+        name, num_rows = moment.write_table(file, *(table or ()), force=force)
+        written = {"file": file, "table": name, "rows": num_rows, "thinned_out": moment.thinned_out}
+        session.show(Result(written, f"{formats.plural(num_rows, 'row')} of {name} in {file}"))
+        return
+    if file.suffix.lower() not in ENDINGS:
         if table or force:
             raise Usage(
-                f"{'--table' if table else '--force'} goes with a DuckDB file; {file} would be a folder, which has all "
+                f"{'--table' if table else '--force'} goes with a file; {file} would be a folder, which has all "
                 "of an app and is not overwritten",
-                hint=f"name the file so that it ends in one of {', '.join(ENDINGS)}",
+                hint=f"name the file so that it ends in one of {', '.join((*values.ENDINGS, *ENDINGS))}",
             )
         moment = session.client.moment(ref, "exported")
         with session.progress() as progress:

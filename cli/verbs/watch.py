@@ -8,6 +8,7 @@ import typer
 from ... import instants
 from ...errors import SlackwaterError, Unavailable
 from ...results.shown import Result
+from ...whole_file import check_folder_name
 from ..options import APP, flag, option
 from ..session import Session, repeat, verb
 
@@ -41,6 +42,7 @@ def watch(
     from ...client.searches import WatchedApp
     from ...pipeline.run.stopping import stop_signals
 
+    check_folder_name(reports, "--reports")
     app, folder = WatchedApp(session.client, app_name), reports if bisect else None
     if once:
         if not _evaluate(session, app, folder):

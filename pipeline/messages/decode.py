@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ...argument_types import checked
 from ...errors import BadRecord, NotFound, Refused, Usage
 from ..source.worker import ERROR_MARK
 from .avro import AvroReader
@@ -42,6 +43,7 @@ def reading(topics: Sequence[str]) -> Iterator[None]:
         _topics.reset(token)
 
 
+@checked
 def decode(
     column: str | Column,
     *,
