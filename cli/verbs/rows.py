@@ -224,8 +224,8 @@ def export(
             raise Usage(f"{file} holds one table", hint=f"name one, or write all of them to {file.stem}.duckdb")
         moment = session.client.moment(ref, "exported")
         name, num_rows = moment.write_table(file, *(table or ()), force=force)
-        written = {"file": file, "table": name, "rows": num_rows, "thinned_out": moment.thinned_out}
-        session.show(Result(written, f"{formats.plural(num_rows, 'row')} of {name} in {file}"))
+        about = {"file": file, "table": name, "rows": num_rows, "thinned_out": moment.thinned_out}
+        session.show(Result(about, f"{formats.plural(num_rows, 'row')} of {name} in {file}"))
         return
     if file.suffix.lower() not in ENDINGS:
         if table or force:

@@ -52,9 +52,9 @@ def _forms(words: str, now_ms: int) -> Iterator[Form]:
     if match := _VERSION.fullmatch(words):
         yield f"v{match[1]}", f"version {match[1]} of one stage"
     if match := _DAY.fullmatch(words):
-        day = tuple(_time("-".join(match.groups()), "the first instant of that day"))
-        yield from day
-        if day:
+        dates = tuple(_time("-".join(match.groups()), "the first instant of that day"))
+        yield from dates
+        if dates:
             return
     if words.isdecimal() and len(words) in _EPOCHS:
         yield from _time_since_1970(int(words) * _EPOCHS[len(words)])
