@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from .argument_types import checked_methods
 from .durations import parse_ms
 from .pipeline.api import app as declared
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from .pipeline.batch.batch_report import BatchReport
 
 
+@checked_methods
 class App(declared.App):
     """A streaming application: stages joined by repartition topics.
 

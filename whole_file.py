@@ -6,6 +6,7 @@ Folders of one process alone, which go with it: those of processes that were kil
 import fcntl
 import glob
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -14,7 +15,24 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from .errors import Refused, SlackwaterError
+from .errors import Refused, SlackwaterError, Usage
+
+_FILE = re.compile(
+    r"\.(csv|tsv|txt|jsonl?|ndjson|xml|ya?ml|toml|html?|md|log|py|sql|parquet|pq|arrow|feather|ipc|avro|orc|xlsx?|ods|pdf|"
+    r"duckdb|ddb|db|sqlite3?|pkl|pickle|np[yz]|h5|hdf5|zip|gz|bz2|xz|zst|lz4|7z|tar|tgz|jar)",
+    re.IGNORECASE,
+)
+"""Endings of names that are of files: a folder of such a name would not be what was meant."""
+
+
+def check_folder_name(path: Path | str, option: str, hint: str = "") -> None:
+    """Raise `Usage` where a folder that is to be made would be called as a file is; one that is there may be."""
+    path = Path(path)
+    if _FILE.fullmatch(path.suffix) and not path.is_dir():
+        raise Usage(
+            f"{option} {path} would be a folder, and its name ends as a file's does",
+            hint=hint or f"write a name without an ending, such as {path.with_suffix('')}",
+        )
 
 
 @contextmanager

@@ -10,13 +10,13 @@ from keyword import iskeyword
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_command
 
 from ..errors import Usage
 from . import quick, terminal
+from .groups import Group
 from .options import examples
-from .verbs import VERBS
+from .verbs import SECTIONS, VERBS
 
 # typer exports one of the usage errors; their common base is what parsing raises.
 UsageError: Any = typer.BadParameter.__mro__[1]
@@ -41,8 +41,10 @@ def _print_usage(error: Any, args: Sequence[str]) -> None:
     terminal.print_failure("error", error.format_message())
 
 
-class _Verbs(TyperGroup):
+class _Verbs(Group):
     """A group that imports its verbs on demand and runs them inside the error boundary."""
+
+    sections = SECTIONS
 
     _words: tuple[str, ...] = ()
     """Those of the command line, in which an error may be told for machines."""
@@ -51,11 +53,7 @@ class _Verbs(TyperGroup):
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in VERBS:
-            # typer names the nearest of the verbs it knows.
-            for verb in VERBS:
-                self.get_command(ctx, verb)
-        elif cmd_name not in self.commands:
+        if cmd_name in VERBS and cmd_name not in self.commands:
             module = import_module(f".verbs.{VERBS[cmd_name]}", __package__)
             verb_app: typer.Typer = getattr(module, f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name)
             # Plain help: rich's boxes cost 0.2 s, half of what `--help` may take.

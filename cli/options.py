@@ -1,5 +1,8 @@
 """Options and arguments that several verbs share, so that they are spelled and explained once."""
 
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -38,7 +41,10 @@ YES_REALLY = option("APP", "The app's name once more, where it is protected: els
 STAGE = argument("APP/STAGE", "A stage of an app.")
 APP = argument("APP", "Name of the app.")
 REF = argument("REF", "A moment: app, app@name, app@2026-11-21T07:12, app@-5m, app@~3, app/stage@v42.")
-TABLE = argument("TABLE", "Name of the table.")
+TABLE = argument("APP/TABLE", "A table of an app.")
+TABLE_AT = argument(
+    "APP/TABLE[@MOMENT]", "A table of an app, now or at a moment: @-5m, @name, @2026-11-21T07:12, @v42."
+)
 KEY = argument(
     "KEY",
     "The values of the key columns, in their order; \\N is null, bytes are hexadecimal, a struct is JSON. What begins "
@@ -105,6 +111,32 @@ def pairs(option: str, given: Many, shape: str, example: str) -> dict[str, str]:
     return found
 
 
+KeysAsked = Sequence[str] | Mapping[str, Sequence[tuple[str | None, ...]]]
+
+
+def keys_asked(where: str, words: Sequence[str], keys: Sequence[str], files: Sequence[Path] | None) -> KeysAsked:
+    """Keys as the client takes them: those of `--key`, or the one that is written as `APP/TABLE KEY`.
+
+    Raises `Usage` where both are, where there is a table without a key or the other way round, and for a moment: what
+    is asked is of all versions.
+    """
+    app, at, _ = where.partition("@")
+    app, _, table = app.partition("/")
+    if at:
+        raise Usage(f"this is of all versions of an app; expected APP or APP/TABLE KEY, found {where}")
+    if bool(table) != bool(words):
+        found = f"{app}/{words[0]} {' '.join(words[1:]) or 'KEY'}" if words else f"{where} KEY"
+        raise Usage(f"{where!r} {'names no table of the key' if words else 'has no key'}", hint=f"write {found}")
+    if not words:
+        return [*keys]
+    if keys or files:
+        raise Usage(
+            "keys are given twice: as APP/TABLE KEY, and by an option",
+            hint=f"give all of them by options: {app} --key {table}=KEY",
+        )
+    return [f"{table}={words[0]}"] if len(words) == 1 else {table: [key_values([*words])]}
+
+
 def key_values(key: list[str]) -> tuple[str | None, ...]:
     """The values of a `Key`, None for those that are null."""
     from ..moments.query.key_text import value_of
@@ -112,6 +144,31 @@ def key_values(key: list[str]) -> tuple[str | None, ...]:
     return tuple(map(value_of, key))
 
 
+_WIDTH = 76
+"""Characters of an example's line: the help indents it, and fits 80 columns."""
+_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
+
+
 def examples(*lines: str) -> str:
-    """An epilog for a verb's help. The mark in its first line keeps the help formatter from refilling it."""
-    return "\n".join(("\b", "Example:" if len(lines) == 1 else "Examples:", *(f"  {line}" for line in lines)))
+    """An epilog for a verb's help. The mark in its first line keeps the help formatter from refilling it.
+
+    An example that is longer than a line has its comment above it, and goes on behind a backslash.
+    """
+    fitting = (f"  {part}" for line in lines for part in _fitting(line))
+    return "\n".join(("\b", "Example:" if len(lines) == 1 else "Examples:", *fitting))
+
+
+def _fitting(line: str) -> Iterator[str]:
+    if len(line) <= _WIDTH:
+        yield line
+        return
+    command, _, comment = line.partition("  #")
+    if comment:
+        yield f"#{comment}"
+    part = ""
+    for word in _WORD.findall(command):
+        if part and len(part) + len(word) + 3 > _WIDTH:
+            yield f"{part} \\"
+            part = "   "
+        part = f"{part} {word}" if part else word
+    yield part

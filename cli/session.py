@@ -1,21 +1,20 @@
 """What every verb works with: settings, the store they name, the output; and the decorator that hands it over."""
 
 import inspect
-import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from .. import instants
-from ..errors import Protected, SlackwaterError
+from ..errors import Protected, SlackwaterError, Usage
 from ..results.formats import store_flag
 from . import options
+from .groups import Either, Group, Verb
 from .terminal import LogFormat, Printer, is_terminal, log_as
 
 if TYPE_CHECKING:
@@ -65,6 +64,14 @@ class Session(Printer):
         app, stage = names_of_stage(text)
         return self.app(app), stage
 
+    def table(self, text: str, key: Sequence[str] = ()) -> "tuple[StoredApp, str]":
+        """The app and the name of a table, written as `APP/TABLE`. Raises as `check_table`, also for a moment."""
+        from ..client.backends import names_of_stage
+
+        check_table(text, key)
+        app, table = names_of_stage(text, "table")
+        return self.app(app), table
+
     def asked_for_name(self, error: Protected) -> str:
         """The name of a protected app, as a person types it. Raises the error where nobody can be asked."""
         if not (sys.stdin.isatty() and is_terminal(stderr=True)):
@@ -78,8 +85,14 @@ class Session(Printer):
             self.client.close()
 
 
-_BELOW_ZERO = re.compile(r"-(\.?\d.*|inf|nan)", re.IGNORECASE | re.DOTALL)
-"""A word of a command line that is a number, or a time before now, and no option."""
+def check_table(text: str, key: Sequence[str]) -> None:
+    """Raise `Usage` where `text` is an app alone, and the first word of the key its table, perhaps."""
+    app, at, moment = text.partition("@")
+    if "/" not in app and key:
+        table, *values = key
+        words = " ".join([f"{app}/{table}{at}{moment}", *values]) if values else f"{app}/TABLE{at}{moment} {table}"
+        raise Usage(f"{text!r} names no table; expected APP/TABLE and then the key", hint=f"write {words}")
+
 
 _TELL_S = 1.0
 """A person reads no faster."""
@@ -98,57 +111,12 @@ def now_and_then(progress: Callable[[str], None]) -> Callable[[str], None]:
     return tell
 
 
-class _Verb(TyperCommand):
-    """A verb that takes numbers below zero for what they are: no option is called so."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, self._sorted(args) if any(map(_BELOW_ZERO.fullmatch, args)) else args)
-
-    def _sorted(self, args: list[str]) -> list[str]:
-        """Return the same words, options with their values first, and arguments behind `--`."""
-        with_value = {name for param in self.params if not getattr(param, "is_flag", False) for name in param.opts}
-        options, arguments, rest = list[str](), list[str](), list(args)
-        while rest:
-            word = rest.pop(0)
-            if word == "--":
-                arguments += rest
-                break
-            if not word.startswith("-") or word == "-" or _BELOW_ZERO.fullmatch(word):
-                arguments.append(word)
-                continue
-            options.append(word)
-            if word in with_value and rest:
-                options.append(rest.pop(0))
-        return [*options, "--", *arguments]
-
-
-class _Either(TyperGroup):
-    """A verb with arguments and options, unless the first word is one of its own verbs."""
-
-    allow_interspersed_args = True
-    allow_extra_args = False
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] in self.commands:
-            ctx.invoked_subcommand, ctx.args = args[0], args[1:]
-            return args[1:]
-        return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        if ctx.invoked_subcommand is None:
-            return super().invoke(ctx)
-        command, words = self.commands[ctx.invoked_subcommand], f"{ctx.info_name} {ctx.invoked_subcommand}"
-        # Not below this verb, whose arguments its usage would show.
-        with command.make_context(words, list(ctx.args), parent=ctx.parent) as inner:
-            return command.invoke(inner)
-
-
 def group(explanation: str = "", *examples: str) -> typer.Typer:
     """A verb that has verbs of its own; without an explanation it is one by itself, too: `verb(of=…, whole=True)`."""
     if not explanation:
         metavar = "| COMMAND [ARGS]..."
-        return typer.Typer(cls=_Either, add_completion=False, no_args_is_help=True, subcommand_metavar=metavar)
-    app = typer.Typer(add_completion=False, no_args_is_help=True)
+        return typer.Typer(cls=Either, add_completion=False, no_args_is_help=True, subcommand_metavar=metavar)
+    app = typer.Typer(cls=Group, add_completion=False, no_args_is_help=True)
     app.callback(help=explanation, epilog=options.examples(*examples))(lambda: None)
     return app
 
@@ -214,7 +182,7 @@ def verb(
         if whole:
             app.callback(invoke_without_command=True, epilog=epilog)(command)
         else:
-            app.command(name or body.__name__, cls=_Verb, epilog=epilog)(command)
+            app.command(name or body.__name__, cls=Verb, epilog=epilog)(command)
         return app
 
     return register

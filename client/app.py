@@ -1,17 +1,18 @@
 """An app as it is stored: what was before, and what operators do to it, from a rewind and an edit to compaction."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from threading import Event
 
 from .. import instants
+from ..argument_types import checked_methods
 from ..durations import format_ms
 from ..errors import Unavailable, Usage
 from ..keep.edit.edit import edit, newest
 from ..keep.forget.family import KeysAsked
-from ..keep.forget.forget import forget, give_up, look
+from ..keep.forget.forget import forget as forget_keys
+from ..keep.forget.forget import give_up, look
 from ..keep.gc.collect import MARGIN_MS, collect, explain
 from ..keep.init.source import RowSource
 from ..keep.maintain import protection
@@ -29,9 +30,14 @@ from ..pipeline.kafka.channels import group_of
 from ..results import maintenance, rows
 from ..results.shown import Result
 from ..search.session import BEGINNING
+from ..store.versions.apps import read_app
 from .failover import AppFailover
+from .when import When, in_words
+
+_NO_KEY: object = object()
 
 
+@checked_methods
 class StoredApp(AppFailover):
     """An app of a store, whether it runs or not.
 
@@ -51,7 +57,7 @@ class StoredApp(AppFailover):
 
     def rewind(
         self,
-        to: str | datetime = "",
+        to: When = "",
         *,
         before_deploy: bool = False,
         keep_offsets: bool = False,
@@ -83,6 +89,7 @@ class StoredApp(AppFailover):
                 "a rewind goes to a moment, or to before the newest deploy; expected one of the two",
                 hint=f"{verb}@-1h, or another moment of it; or {verb} --before-deploy",
             )
+        read_app(self._client.store, self.name)
         self._check_allowed("to rewind it", yes_really, dry_run=dry_run, here="a rewind")
         client, now_ms = self._client, instants.now_ms()
         channels = (
@@ -109,7 +116,7 @@ class StoredApp(AppFailover):
         all_topics: bool = False,
         to_earliest: bool = False,
         to_latest: bool = False,
-        to_datetime: str | datetime = "",
+        to_datetime: When = "",
         by_duration: str = "",
         shift_by: int | None = None,
         to_offset: int | None = None,
@@ -140,9 +147,10 @@ class StoredApp(AppFailover):
             NotFound: there is no such app, topic or partition.
             Refused: a runner has the app, the topic is one between its stages, or Kafka does not hold the offsets.
         """
+        read_app(self._client.store, self.name)
         self._check_allowed("to reset its offsets", yes_really, dry_run=dry_run, here="a reset")
         client, now_ms = self._client, instants.now_ms()
-        text = to_datetime.isoformat() if isinstance(to_datetime, datetime) else to_datetime
+        text = in_words(to_datetime)
         scenario = Scenario.of(
             to_earliest=to_earliest,
             to_latest=to_latest,
@@ -219,9 +227,10 @@ class StoredApp(AppFailover):
         )
         return maintenance.edited(done, before, client.flags, with_values=show_values, dry_run=dry_run)
 
-    def forget_keys(
+    def forget(
         self,
-        keys: Sequence[str] | Mapping[str, Iterable[object]] = (),
+        keys: str | Sequence[str] | Mapping[str, Iterable[object]] = (),
+        key: object = _NO_KEY,
         *,
         files: Sequence[Path] = (),
         yes_really: str = "",
@@ -231,7 +240,9 @@ class StoredApp(AppFailover):
         """Take keys out of all that the app has stored, of whatever version, and of its clones.
 
         Args:
-            keys: by table, the keys; a tuple for one of several columns. Or `TABLE=KEY` each, as on the command line.
+            keys: a table, whose `key` is the second argument, as `get` takes it; or by table, the keys; or `TABLE=KEY`
+                each, as on the command line.
+            key: the key of that table; a tuple for one of several columns.
             files: files with a `TABLE=KEY` on each line.
             yes_really: the app's name once more, where it is protected.
             dry_run: only look: which objects hold one.
@@ -245,11 +256,11 @@ class StoredApp(AppFailover):
         """
         self._check_allowed("to forget keys of it", yes_really, dry_run=dry_run, here="forgetting")
         client = self._client
-        done = forget(
+        done = forget_keys(
             client.store,
             client.cache,
             self.name,
-            _asked(keys, files),
+            _asked(keys, key, files),
             by=client.by,
             kafka=client.channels(),
             dry_run=dry_run,
@@ -259,22 +270,23 @@ class StoredApp(AppFailover):
 
     def verify_forgotten(
         self,
-        keys: Sequence[str] | Mapping[str, Iterable[object]] = (),
+        keys: str | Sequence[str] | Mapping[str, Iterable[object]] = (),
+        key: object = _NO_KEY,
         *,
         files: Sequence[Path] = (),
         deep: bool = False,
         on_progress: Callable[[str], None] = lambda _line: None,
     ) -> Result:
-        """Look whether anything of the app and its clones holds keys, as `forget_keys` takes them. Changes nothing.
+        """Look whether anything of the app and its clones holds keys, as `forget` takes them. Changes nothing.
 
-        With `deep`, each object is decoded in full, other tables' too. Raises as `forget_keys`.
+        With `deep`, each object is decoded in full, other tables' too. Raises as `forget`.
         """
-        client, asked = self._client, _asked(keys, files)
+        client, asked = self._client, _asked(keys, key, files)
         found = look(client.store, self.name, asked, kafka=client.channels(), deep=deep, on_progress=on_progress)
         return maintenance.looked(found, self.called, client.flags)
 
     def give_up_forgetting(self) -> Result:
-        """End a `forget_keys` that broke off, and whose keys nobody has any more. Raises `Refused` where none did."""
+        """End a `forget` that broke off, and whose keys nobody has any more. Raises `Refused` where none did."""
         return maintenance.given_up(self.name, give_up(self._client.store, self.name, by=self._client.by))
 
     def rescale(self, stage: str, partitions: int, *, dry_run: bool = False) -> Result:
@@ -287,7 +299,7 @@ class StoredApp(AppFailover):
     def protect(self) -> Result:
         """Have methods that could lose something of the app want its name.
 
-        These are `rewind`, `reset`, `edit`, `forget_keys`, `retire`, `promote` over it, `remove`, `remove_clone` and
+        These are `rewind`, `reset`, `edit`, `forget`, `retire`, `promote` over it, `remove`, `remove_clone` and
         `refresh`. It is the name that is protected: after a promotion the app that has it, and the one in the folder
         that is called so. Whoever is asked for it is told what `slackwater.because` says here. Raises `NotFound` for
         the app, and `Refused` for one whose own name another has.
@@ -347,7 +359,7 @@ class StoredApp(AppFailover):
 
     def archive(
         self,
-        since: str | datetime | None = None,
+        since: When | None = None,
         *,
         dry_run: bool = False,
         on_progress: Callable[[str], None] = lambda _doing: None,
@@ -409,7 +421,16 @@ class StoredApp(AppFailover):
         return maintenance.collected(done)
 
 
-def _asked(keys: Sequence[str] | Mapping[str, Iterable[object]], files: Sequence[Path]) -> KeysAsked:
+def _asked(keys: str | Sequence[str] | Mapping[str, Iterable[object]], key: object, files: Sequence[Path]) -> KeysAsked:
+    if isinstance(keys, str):
+        if key is _NO_KEY:
+            raise Usage(
+                f"{keys!r} is a table without a key",
+                hint=f"give the key with it, forget({keys!r}, 'KEY'); a snapshot goes by remove_snapshot({keys!r})",
+            )
+        keys = {keys: (key,)}
+    elif key is not _NO_KEY:
+        raise Usage("the second argument is the key of one table, which the first names", hint="forget('TABLE', KEY)")
     if isinstance(keys, Mapping):
         if files:
             raise Usage("keys by table do not go with files", hint="give TABLE=KEY each, or only files")

@@ -1,6 +1,7 @@
 """What a client, its apps and their moments share: the store, the cache of SSTs, the settings, and the way to Kafka."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -99,6 +100,24 @@ class Backends:
         """As `known_channels`, which raises only once something is asked of them: of a query's copy nothing is."""
         return self.channels_of(app) or cast("KafkaChannels", _UnknownChannels(what_for))
 
+    @contextmanager
+    def channels_of_clone(self, app: str, *, asks: bool) -> "Iterator[KafkaChannels]":
+        """Topics for an app that is made of another one, which needs Kafka only for topics of its own.
+
+        Where nothing says where Kafka is, the topics that it goes on reading are not looked at, and a note says so at
+        the end; `asks` says that they must be. Raises `Usage` once something else is asked.
+        """
+        what_for = "in which the app has topics of its own, or reads or writes others"
+        known = self.channels_of(app) if app else self.channels()
+        if known is not None or asks:
+            yield known or cast("KafkaChannels", _UnknownChannels(what_for))
+            return
+        unasked = _UnaskedChannels(what_for)
+        yield cast("KafkaChannels", unasked)
+        if unasked.topics:
+            names = ", ".join(map(repr, unasked.topics))
+            self.note(f"note: nothing says where Kafka is (--kafka), so nobody looked if {names} still has the offsets")
+
     def program_of(self, app: str, code: str | Path | None, what_for: str, ran: str = "FILE.py") -> str:
         """The program of an app: `code`, else that of the settings. Raises `Usage` where there is neither.
 
@@ -151,6 +170,25 @@ class _UnknownChannels:
         raise _no_kafka(self._what_for)
 
 
+class _UnaskedChannels(_UnknownChannels):
+    """Topics of which nobody says where they are, and that an app goes on reading without a look at them."""
+
+    def __init__(self, what_for: str) -> None:
+        super().__init__(what_for)
+        self.topics: dict[str, None] = {}
+
+    def check_topic(self, topic: str, *_offsets: object) -> None:
+        """Remember that it was not looked at."""
+        self.topics[topic] = None
+
+    def topic_id(self, _topic: str) -> str:
+        """Give none: nobody knows."""
+        return ""
+
+    def announce(self, *_positions: object) -> None:
+        """Do nothing: this is only for Kafka's own tools."""
+
+
 def _no_kafka(what_for: str) -> Usage:
     return Usage(
         f"nothing says where the Kafka brokers are, {what_for}",
@@ -159,9 +197,23 @@ def _no_kafka(what_for: str) -> Usage:
     )
 
 
-def names_of_stage(text: str) -> tuple[str, str]:
-    """App and stage of `APP/STAGE`. Raises `Usage`."""
-    app, _, stage = text.partition("/")
-    if not stage:
-        raise Usage(f"{text!r} names no stage; expected APP/STAGE", hint=f"`slackwater status {app}` shows the stages")
-    return app, stage
+def names_of_stage(text: str, what: str = "stage") -> tuple[str, str]:
+    """App and stage of `APP/STAGE`, or app and table of `APP/TABLE`. Raises `Usage`, also for a moment behind it."""
+    app, name, moment = names_at(text, what)
+    if moment:
+        raise Usage(
+            f"{text!r} names a moment, which goes with no {what} here; expected APP/{what.upper()}",
+            hint=f"write {app}/{name}",
+        )
+    return app, name
+
+
+def names_at(text: str, what: str = "table") -> tuple[str, str, str]:
+    """App, table, and moment with its `@`, which may be empty, of `APP/TABLE@MOMENT`. Raises `Usage`."""
+    where, at, moment = text.partition("@")
+    app, _, name = where.partition("/")
+    if not name:
+        raise Usage(
+            f"{text!r} names no {what}; expected APP/{what.upper()}", hint=f"`slackwater status {app}` shows the stages"
+        )
+    return app, name, at + moment

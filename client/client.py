@@ -2,17 +2,19 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from ..argument_types import checked, checked_methods
+from ..errors import NotFound
 from ..results.document import Block, Title
 from ..results.shown import Shown
 from ..settings import load
 from ..store.versions.apps import folder_of, in_folder, list_apps, read_app
-from .backends import Backends, names_of_stage
+from .backends import Backends, names_at, names_of_stage
+from .when import When, in_words
 
 if TYPE_CHECKING:
     from ..keep.access.tokens import Token, Verb
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from .moment import Moment
 
 
-def open(store: str | None = None, kafka: str | None = None, *, token: str = "") -> "Client":  # noqa: A001  said as sw.open()
+@checked
+def open(store: str | Path | None = None, kafka: str | None = None, *, token: str = "") -> "Client":  # noqa: A001  said as sw.open()
     """The apps of a store, to be looked at and worked with.
 
     Args:
@@ -39,7 +42,7 @@ def open(store: str | None = None, kafka: str | None = None, *, token: str = "")
         Usage: nothing says where the store is, or the file is not understood.
         Unavailable: the store did not answer.
     """
-    settings = load(store=store, kafka=kafka)
+    settings = load(store=str(store) if store is not None else None, kafka=kafka)
     if (settings.store or "").startswith(("http://", "https://")):
         from .remote import Server
 
@@ -48,6 +51,7 @@ def open(store: str | None = None, kafka: str | None = None, *, token: str = "")
     return Client(settings)
 
 
+@checked_methods
 class Client(Backends, Shown):
     """A store and its apps. Threads may share it. `close` it, or use it in a `with`, to give back its open files.
 
@@ -85,6 +89,20 @@ class Client(Backends, Shown):
         from .moment import Moment
 
         return Moment.around(self, in_folder(self.store, ref), done)
+
+    def moment_of_table(self, text: str, done: str) -> "tuple[Moment, str]":
+        """The moment of a ref `APP/TABLE@MOMENT`, and the table; else as `moment`. Raises `NotFound` for the table."""
+        from ..moments.cut.moments import heads_of, stages_of
+        from ..store.versions.side_tables import columns_of, may_have, owner
+
+        app, table, moment = names_at(text)
+        folder = folder_of(self.store, app)
+        stages = stages_of(self.store, folder)
+        # A stage's own table needs no look at its newest version, which may be damaged.
+        stage = table if table in stages else owner(table, heads_of(self.store, folder, may_have(table, stages)))
+        if stage not in stages:
+            raise NotFound(f"table of app {app!r}", table, columns_of(heads_of(self.store, folder, stages)))
+        return self.moment(f"{app}/{stage}{moment}", done), table
 
     def clones(self, source: str = "") -> "Result":
         """The clones under this root, and those of its apps under other roots; only those of the app `source`.
@@ -235,19 +253,19 @@ class Client(Backends, Shown):
         from ..keep.transfer.imported import import_app
         from ..results.snapshots import imported
 
-        channels = self.channels_where_needed("in which an app has topics of its own")
-        plan = import_app(
-            self.store,
-            folder,
-            name,
-            kafka=channels,
-            topics=topics,
-            sinks=sinks,
-            by=self.by,
-            now_ms=now_ms(),
-            dry_run=dry_run,
-            on_progress=on_progress,
-        )
+        with self.channels_of_clone("", asks=bool(topics or sinks)) as channels:
+            plan = import_app(
+                self.store,
+                folder,
+                name,
+                kafka=channels,
+                topics=topics,
+                sinks=sinks,
+                by=self.by,
+                now_ms=now_ms(),
+                dry_run=dry_run,
+                on_progress=on_progress,
+            )
         runs = plan.done and has_run(self.store, plan.info)
         return imported(plan, folder, self.flags, runs=runs, dry_run=dry_run)
 
@@ -259,7 +277,7 @@ class Client(Backends, Shown):
         sql: str = "",
         code: str | Path,
         offsets: Mapping[str, str | Sequence[int]] | None = None,
-        at: str | datetime = "",
+        at: When = "",
         dry_run: bool = False,
         on_progress: "Callable[[Loaded], None]" = lambda _so_far: None,
     ) -> "Initialised":
@@ -290,7 +308,7 @@ class Client(Backends, Shown):
             f"{topic}={where if isinstance(where, str) else msgspec.json.encode(dict(enumerate(where))).decode()}"
             for topic, where in (offsets or {}).items()
         ]
-        text = at.isoformat() if isinstance(at, datetime) else at
+        text = in_words(at)
         return self.initialise(stage, str(file), sql, str(code), words, text, dry_run, on_progress)[0]
 
     def initialise(

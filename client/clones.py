@@ -1,10 +1,10 @@
 """Clones of an app: made, made anew, and removed; and the removal of any app."""
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
 from .. import instants
+from ..argument_types import checked_methods
 from ..durations import parse_ms
 from ..errors import Refused, SlackwaterError
 from ..keep.clone.clone import clone as make_clone
@@ -23,6 +23,7 @@ from ..results.shown import Result
 from ..store.versions.apps import called, find_app, folder_of, in_folder
 from .backends import Backends
 from .history import AppHistory
+from .when import When
 
 if TYPE_CHECKING:
     from ..pipeline.kafka.channels import KafkaChannels
@@ -31,6 +32,7 @@ Progress = Callable[[int, int], None]
 """Told how many SSTs are copied, and of how many."""
 
 
+@checked_methods
 class AppClones(AppHistory):
     """What makes an app of another one, and what removes one."""
 
@@ -38,7 +40,7 @@ class AppClones(AppHistory):
         self,
         to: str,
         *,
-        at: str | datetime = "now",
+        at: When = "now",
         topics: Mapping[str, str] | None = None,
         sinks: Mapping[str, str] | None = None,
         store: str | None = None,
@@ -94,18 +96,20 @@ class AppClones(AppHistory):
     ) -> Result:
         """What `clone` does, from a whole ref; `said` are fields of `Terms`. Tells what was done, or would be."""
         client, target = self._client, self._client.beside(store).store
-        made = make_clone(
-            client.store,
-            in_folder(client.store, source),
-            to,
-            terms=Terms(owner=owner or client.by, **{name: value for name, value in said.items() if value}),
-            channels=client.channels_where_needed("in which a clone has topics of its own", self.name),
-            target_store=target,
-            cache=client.cache,
-            by=client.by,
-            dry_run=dry_run,
-            on_progress=on_progress,
-        )
+        terms = Terms(owner=owner or client.by, **{name: value for name, value in said.items() if value})
+        with client.channels_of_clone(self.name, asks=bool(terms.topics or terms.sinks)) as channels:
+            made = make_clone(
+                client.store,
+                in_folder(client.store, source),
+                to,
+                terms=terms,
+                channels=channels,
+                target_store=target,
+                cache=client.cache,
+                by=client.by,
+                dry_run=dry_run,
+                on_progress=on_progress,
+            )
         client.note_thinned(source, made.source.thinned)
         runs = made.done and has_run(target, made.info)
         return shown.cloned(made, source, store_flag(store) or client.flags, runs=runs, dry_run=dry_run)
@@ -129,22 +133,22 @@ class AppClones(AppHistory):
         """
         client = self._client
         self._check_allowed("to make it anew", yes_really, dry_run=dry_run, here="making it anew")
-        channels = client.channels_where_needed("in which a clone has topics of its own")
-        is_copy = asks_nobody(client.store, self.name)
-        done = refresh(
-            client.store,
-            self.name,
-            channels=channels,
-            cache=client.cache,
-            by=client.by,
-            now_ms=instants.now_ms(),
-            dry_run=dry_run,
-            on_progress=on_progress,
-            fence=fence,
-            # Where its sinks were, is no place in what they will be. Its topics become those of the new one.
-            outside=lambda removal: None if is_copy else channels.kafka.delete_groups(_groups(removal)),
-            on_wait=client.note,
-        )
+        is_copy = asks_nobody(client.store, self.name) or client.channels() is None
+        with client.channels_of_clone("", asks=False) as channels:
+            done = refresh(
+                client.store,
+                self.name,
+                channels=channels,
+                cache=client.cache,
+                by=client.by,
+                now_ms=instants.now_ms(),
+                dry_run=dry_run,
+                on_progress=on_progress,
+                fence=fence,
+                # Where its sinks were, is no place in what they will be. Its topics become those of the new one.
+                outside=lambda removal: None if is_copy else channels.kafka.delete_groups(_groups(removal)),
+                on_wait=client.note,
+            )
         origin, folder = done.info.origin, done.source.app
         name = called(client.store.at(origin.root if origin else "")).get(folder, folder)
         return shown.refreshed(done, name, client.flags, dry_run=dry_run)

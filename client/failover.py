@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from ..argument_types import checked_methods
 from ..keep.recover.drill import drill
 from ..keep.recover.plan import FailoverTerms
 from ..keep.recover.recover import recover
@@ -12,6 +13,7 @@ from ..moments.cut.replicas import forget
 from ..results import failover as shown
 from ..results.shown import Result
 from ..store.objects.protocol import ObjectStore
+from ..store.versions.apps import read_app
 from .backends import Backends
 from .clones import remove_topics
 from .releases import AppReleases
@@ -24,6 +26,7 @@ _LOOK_S = 5.0
 """How long the root where the app ran is waited for: it is lost, perhaps."""
 
 
+@checked_methods
 class AppFailover(AppReleases):
     """What copies an app elsewhere, and what makes it run there."""
 
@@ -48,6 +51,7 @@ class AppFailover(AppReleases):
                 written to by others, or is older than what garbage collection left.
             Forbidden: this user may not write there.
         """
+        read_app(self._client.store, self.name)
         copies = self.replicator(to, snapshots=snapshots, workers=workers, on_progress=on_progress)
         if dry_run:
             return shown.to_copy(self.called, copies.target.url, copies.plan())
@@ -71,6 +75,7 @@ class AppFailover(AppReleases):
 
     def end_replica(self, to: str) -> Result:
         """Count a replica no more, as it is not kept up to date; what was copied stays. One request."""
+        read_app(self._client.store, self.name)
         root = self._client.store.at(to).url
         return shown.ended(self.called, root, was_known=forget(self._client.store, self.name, root))
 

@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import instants
+from ..argument_types import checked_methods
 from ..errors import NotFound, Refused, Unavailable, Usage
 from ..keep.maintain.removal import removal_of
 from ..keep.rejected.listing import RejectedRecords, rejected
@@ -46,11 +46,13 @@ from .moment import Bisection, Moment, Tables
 from .replays import VERSIONS, cause_behind, check
 from .results import Difference, KeyHistory, Log
 from .status import stages, status, waiting_for
+from .when import When, in_words
 
 if TYPE_CHECKING:
     import duckdb
 
 
+@checked_methods
 class AppHistory(Shown):
     """The history of an app: read, searched, and pinned by snapshots. `StoredApp` has what changes an app.
 
@@ -104,7 +106,7 @@ class AppHistory(Shown):
         cut = of_snapshot(store, found)
         return snapshots.snapshot(found, cut, in_flight(store, cut))
 
-    def at(self, moment: str | datetime = "now", *, stage: str = "") -> Moment:
+    def at(self, moment: When = "now", *, stage: str = "") -> Moment:
         """A moment of the app: consistent over all its stages, and always the same once it is here.
 
         Args:
@@ -169,6 +171,7 @@ class AppHistory(Shown):
         """What `snapshot` does, telling how far it is; without `wait`, it is only asked for."""
         client, store, app, now_ms = self._client, self._client.store, self.name, instants.now_ms()
         by = client.by
+        read_app(store, app)
         alone = asks_nobody(store, app)
         instant = instant or alone
         self._check_runs_here("a snapshot by markers", dry_run=instant)
@@ -190,7 +193,7 @@ class AppHistory(Shown):
             client.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
         return snapshots.taken(taken, client.flags, already=already)
 
-    def forget(self, name: str, *, force: bool = False, dry_run: bool = False) -> Result:
+    def remove_snapshot(self, name: str, *, force: bool = False, dry_run: bool = False) -> Result:
         """Remove a snapshot, or withdraw the request for one; with `force` also one that a clone lives from.
 
         Raises `NotFound` where there is none, and `Refused` where a clone lives from it.
@@ -228,7 +231,7 @@ class AppHistory(Shown):
         return stages(self._client, self.name, moment.cut if moment is not None else None)
 
     def operations(
-        self, limit: int = 20, *, by: str = "", verb: str = "", since: str | datetime = "", until: str | datetime = ""
+        self, limit: int = 20, *, by: str = "", verb: str = "", since: When = "", until: When = ""
     ) -> Result:
         """The newest `limit` things done to the app (0 for all), by whom and why. Of one that is gone, its end.
 
@@ -252,7 +255,7 @@ class AppHistory(Shown):
             check_verb(verb)
         return history.operations(found, self.name, is_filtered=bool(by or verb or since or until))
 
-    def _time_ms(self, time: str | datetime, default: int) -> int:
+    def _time_ms(self, time: When, default: int) -> int:
         """A time as a ref has it. Raises `Usage` where it is another moment."""
         if not time:
             return default
@@ -276,7 +279,7 @@ class AppHistory(Shown):
         client.note_thinned(ref, found.thinned_out)
         return found
 
-    def diff(self, before: str | datetime, after: "str | datetime | Moment" = "now", *, table: str = "") -> Difference:
+    def diff(self, before: When, after: "When | Moment" = "now", *, table: str = "") -> Difference:
         """The rows that differ between two moments, as `at` takes them and as `Moment.diff` finds them.
 
         A moment of another app, such as a clone's, is given as a `Moment`.
@@ -324,8 +327,8 @@ class AppHistory(Shown):
         table: str = "",
         python: Function | None = None,
         run: str = "",
-        good: str | datetime | None = None,
-        bad: str | datetime | None = None,
+        good: When | None = None,
+        bad: When | None = None,
         edge: Edge = "",
         code: str | Path | Sequence[str | Path] | None = None,
         on_step: Callable[[Evaluation], None] | None = None,
@@ -333,10 +336,11 @@ class AppHistory(Shown):
         """Find the first commit, of any stage, at which something is wrong. One of four ways says what that is.
 
         Args:
-            where: SQL over the app's tables that returns rows when something is wrong.
+            where: a query over the app's tables that returns rows when something is wrong; or a condition over the rows
+                of one table, or their aggregates, that is true then.
             check: a condition in SQL that must hold: over the rows of one table or their aggregates, or as a SELECT.
                 One that is NULL holds.
-            table: the table that `check` is over, where its columns do not say.
+            table: the table that a condition is over, where its columns do not say.
             python: a function that gets a DuckDB connection with the tables as views, and returns whether the moment is
                 good. It may assert instead, and raise `unittest.SkipTest` where it cannot tell.
             run: a shell command that gets the moment as the DuckDB file `$SLACKWATER_DB`, and its ref as
@@ -378,8 +382,8 @@ class AppHistory(Shown):
         where: str = "",
         check: str = "",
         table: str = "",
-        good: str | datetime | None = None,
-        bad: str | datetime | None = None,
+        good: When | None = None,
+        bad: When | None = None,
     ) -> Flips:
         """All versions at which a condition on single rows of one table went from good to bad or back.
 
@@ -463,12 +467,12 @@ class AppHistory(Shown):
             return Python(getattr(python, "__name__", "function"), python)
         raise Usage("say what is wrong by one of where=, check=, python= and run=")
 
-    def whole_ref(self, moment: str | datetime | None) -> str | None:
+    def whole_ref(self, moment: When | None) -> str | None:
         """A moment, as `at` takes it, as a whole ref, by which a search names its ends. Raises `Usage`."""
         return None if moment is None else self._ref(moment)
 
-    def _ref(self, moment: str | datetime, stage: str = "") -> str:
-        text = moment.isoformat() if isinstance(moment, datetime) else moment
+    def _ref(self, moment: When, stage: str = "") -> str:
+        text = in_words(moment)
         if "@" in text or "/" in text:
             of = text.partition("@")[0].partition("/")[0]
             if of not in (self.name, self.called):

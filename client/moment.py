@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from .. import instants
+from ..argument_types import checked_methods
 from ..durations import parse_ms
 from ..errors import NotFound, Refused, Usage
 from ..moments.cut.graph import Cut, Thinned, channels
@@ -24,6 +25,7 @@ from ..results.document import Block, TableBlock, Time, Title
 from ..results.shown import Result, Shown
 from ..store.objects.counting import CountingStore
 from ..store.objects.stats import Reads
+from ..store.read.duckdb_view import quoted
 from ..store.read.multi_get import NO_HASTE, Haste
 from ..store.read.open_rows import OpenRows
 from ..store.sst.arrow_types import python_rows
@@ -32,6 +34,7 @@ from ..store.sst.sorted_runs import touching
 from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Table
 from ..store.versions.side_tables import owner
+from ..whole_file import check_folder_name
 from .backends import Backends
 
 if TYPE_CHECKING:
@@ -63,6 +66,7 @@ class Tables(Shown, dict[str, tuple[TableColumn, ...]]):
         yield columns_table(self)
 
 
+@checked_methods
 class Moment(Shown):
     """What all stages of an app had committed at one moment. It changes nothing, and nothing changes it but `forget`.
 
@@ -209,32 +213,73 @@ class Moment(Shown):
         if then != name:
             self._client.note(f"note: {name} was called {then} at {self.ref}")
 
-    def export(self, path: str | PathLike[str], *, force: bool = False) -> Path:
-        """Write the moment to a folder, or its tables to a DuckDB file, whole or not at all; gives its path.
+    def export(self, path: str | PathLike[str], *, table: str = "", force: bool = False) -> Path:
+        """Write the moment to a folder, or its tables to a file, whole or not at all; gives its path.
 
         A folder is plain Parquet, with a document that says what it is: all of the app, offsets and records in flight
         included, of which `import_app` of a client makes an app. A name that ends in `.duckdb`, `.ddb` or `.db` is a
-        file, which any DuckDB client opens; the table `_slackwater` in it says which moment it is, and the version of
-        each stage. `force` overwrites a file that is there; a folder never is.
+        file with all tables, which any DuckDB client opens; the table `_slackwater` in it says which moment it is, and
+        the version of each stage. One that ends in `.csv`, `.parquet` or `.json` is a file of one table: `table`, or
+        the only one. `force` overwrites a file that is there; a folder never is.
 
         Raises:
-            Usage: `force` for a folder; or records are in flight, and nothing says where Kafka is.
+            Usage: the name ends as that of a file of another format; `force` for a folder, or `table` for one; there is
+                not just one table for such a file; or records are in flight, and nothing says where Kafka is.
+            NotFound: there is no such table.
             Refused: there is such a file or folder already, it cannot be written, or records in flight are gone.
         """
         from ..moments.query.export import ENDINGS
 
+        from ..results import values
+
         where = Path(path)
-        if where.suffix in ENDINGS:
-            return self.write(where, force=force).path
-        if force:
-            raise Usage("a folder is not overwritten", hint="choose another folder, or remove it yourself")
+        if where.suffix.lower() in values.ENDINGS:
+            self.write_table(where, table, force=force)
+            return where
+        if where.suffix.lower() in ENDINGS:
+            return self.write(where, [table] if table else None, force=force).path
+        if force or table:
+            what = "is not overwritten" if force else "has all tables of an app"
+            raise Usage(f"a folder {what}", hint="choose another folder, or a file's name")
         return self.write_folder(where).path
+
+    def write_table(self, path: Path, table: str = "", *, force: bool = False) -> tuple[str, int]:
+        """Write one table to a file, by the ending of its name; gives which, and how many rows it has.
+
+        Raises `Usage` where no table is named and there is not just one, and `Refused` as `export`.
+        """
+        from ..moments.query.export import check_free
+        from ..results import values
+
+        if not table:
+            ref, _, moment = self.ref.partition("@")
+            app, _, stage = ref.partition("/")
+            names = [stage] if stage in self.cut.tables else [*self.cut.tables]
+            if len(names) != 1:
+                at = f"@{moment}" if moment else ""
+                raise Usage(
+                    f"{path} holds one table, and {self.ref} has {', '.join(names) or 'none'}",
+                    hint=f"name it: slackwater export {app}/{next(iter(names), 'TABLE')}{at} {path}; or write all of "
+                    f"them to {path.with_suffix('.duckdb')}",
+                )
+            (table,) = names
+        check_free(path, force=force)
+        rows, _ = self.having(table).answer(f"FROM {quoted(table)}")
+        values.write(rows, path)
+        return table, rows.num_rows
 
     def write_folder(self, path: Path, on_progress: OnProgress = lambda _done, _all: None) -> FolderWritten:
         """What `export` does of a folder; gives what was written, and tells how far it is."""
         from ..keep.transfer.export import export_folder
+        from ..results import values
 
         client = self._client
+        check_folder_name(
+            path,
+            "export to",
+            f"a file is {', '.join(path.stem + each for each in values.ENDINGS)} (one table) or {path.stem}.duckdb; a "
+            f"folder {path.stem}",
+        )
         if not self._is_whole:
             raise Refused(
                 f"{self.ref} cannot be exported to a folder: stages of it are damaged, and a folder has all of an app",

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..argument_types import checked_methods
 from ..errors import Usage
 from ..keep.promote.promote import promote
 from ..results import snapshots
 from ..results.shown import Result
+from ..store.versions.apps import folder_of
 from .clones import AppClones
+from .when import When
 
 if TYPE_CHECKING:
     from ..keep.migrate.migrate import Migrated
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from .searches import Reports
 
 
+@checked_methods
 class AppReleases(AppClones):
     """What brings a changed program to an app."""
 
@@ -66,7 +69,7 @@ class AppReleases(AppClones):
         self,
         code: str | Path,
         *,
-        since: str | datetime = "",
+        since: When = "",
         rename: Mapping[str, str] | None = None,
         rename_stage: Mapping[str, str] | None = None,
         dry_run: bool = False,
@@ -110,8 +113,8 @@ class AppReleases(AppClones):
         self,
         code: str | Path,
         *,
-        start: str | datetime,
-        end: str | datetime = "",
+        start: When,
+        end: When = "",
         before: str | Path | None = None,
         rename: Mapping[str, str] | None = None,
         rename_stage: Mapping[str, str] | None = None,
@@ -198,7 +201,7 @@ class AppReleases(AppClones):
 
     def promote(
         self,
-        staging: str = "",
+        over: str = "",
         *,
         back: bool = False,
         timeout_s: float = 600,
@@ -207,15 +210,15 @@ class AppReleases(AppClones):
         dry_run: bool = False,
         on_wait: Callable[[str], None] = lambda _what: None,
     ) -> Result:
-        """Give another app this one's name, its sinks, and the right to write to them: blue and green.
+        """Give this app another one's name, its sinks, and the right to write to them: blue/green cut-over.
 
         Waits until both stand at the same offsets of their topics, and holds both there for the moment that it takes.
-        A `read_committed` reader of a sink sees each row once. This app is `NAME~1` from then on. A call that was
+        A `read_committed` reader of a sink sees each row once. The other app is `NAME~1` from then on. A call that was
         interrupted is finished by the same call.
 
         Args:
-            staging: the app that gets the name: a clone of this one, or what this one was cloned from.
-            back: instead, the app that had the name before.
+            over: the name that this app gets: of the app that it is a clone of, or that was cloned from it.
+            back: instead, give this app's name back to the app that had it before.
             timeout_s: how long to wait until both stand at the same offsets.
             show_values: tell the rows that differ between the two with their values.
             yes_really: the app's name once more, where it is protected.
@@ -225,19 +228,21 @@ class AppReleases(AppClones):
         Raises:
             Usage: there is not just one app that is to get the name, or nothing says where Kafka is.
             NotFound: there is no such app.
-            Refused: the other app is no clone, or a sink has no counterpart in it; it never ran, or does not while this
+            Refused: this app is no clone, or a sink has no counterpart in it; it never ran, or does not while the other
                 one does; another promotion is under way; or they did not come to stand at the same offsets in time.
                 Nothing has gone over then.
         """
         from ..pipeline.publish.prepare import InternalTopics
 
-        if bool(staging) == back:
-            raise Usage("give either STAGING or --back: who gets the name is an app, or the one that had it before")
-        client, name = self._client, self.called
+        if bool(over) == back:
+            raise Usage("give either the app to promote, or --back: who gets the name is it, or the one that had it")
+        client, staging = self._client, self.called if over else ""
+        loser = type(self)(client, folder_of(client.store, over), over) if over else self
+        name = loser.called
         if "~" in name:
             raise Usage(f"{name} is an app that a name went over from", hint="promote over the name alone")
         what = f"to promote {staging} over it" if staging else "to give the name back"
-        self._check_runs_here("a promotion", dry_run=dry_run)
+        loser._check_runs_here("a promotion", dry_run=dry_run)
         channels = client.known_channels("which has the topics that both apps read")
         done = promote(
             client.store,
@@ -248,7 +253,7 @@ class AppReleases(AppClones):
             cache=client.cache,
             timeout_s=timeout_s,
             dry_run=dry_run,
-            allowed=lambda: self._check_allowed(what, yes_really, dry_run=dry_run),
+            allowed=lambda: loser._check_allowed(what, yes_really, dry_run=dry_run),
             on_wait=on_wait,
         )
         if done.idle:

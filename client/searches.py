@@ -27,7 +27,7 @@ from ..search.predicate import Wanted, Where
 from ..search.session import BEGINNING, Asked, KeptSearch, KnownAnswer
 from ..search.verdict import Answer, Evaluation, Verdict
 from ..search.watcher import Findings, Invariant, Watcher, call
-from ..store.versions.apps import folder_of, free_name, in_folder
+from ..store.versions.apps import folder_of, free_name, in_folder, read_app
 from ..whole_file import check_folder, whole_file
 from .backends import Backends
 from .history import AppHistory
@@ -86,7 +86,12 @@ def _marks(client: Backends, app: str, answer: Answer, refs: Iterable[str]) -> l
 
 def of_app(client: Backends, app: str) -> KeptSearch:
     """The app's search. Raises `NotFound`, and `Refused` when it is one of another store."""
-    search = kept.read(_FOLDER, folder_of(client.store, app))
+    folder = folder_of(client.store, app)
+    try:
+        search = kept.read(_FOLDER, folder)
+    except NotFound:
+        read_app(client.store, folder)  # it may be the app that there is not
+        raise
     if search.store != client.root:
         hint = f"give --store {search.store}, or forget it: `slackwater bisect reset {app}`"
         raise Refused(f"the search of {app} is one in {search.store}, not in {client.root}", hint=hint)
@@ -108,10 +113,13 @@ def log(client: Backends, app: str) -> Result:
     return Result({"app": app, "lines": lines}, *lines)
 
 
-def reset(app: str) -> Result:
-    """Forget the app's search."""
+def reset(app: str, opened: Callable[[], Backends]) -> Result:
+    """Forget the app's search. Raises `NotFound` for an app without one that `opened`, a store, has not either."""
     path = kept.path_of(_FOLDER, app)
     was_there = path.exists()
+    if not was_there:
+        store = opened().store
+        read_app(store, folder_of(store, app))
     path.unlink(missing_ok=True)
     line = f"removed {path}" if was_there else f"there is no search of {app}"
     return Result({"app": app, "removed": was_there}, line)
@@ -219,14 +227,15 @@ class WatchedApp(Watcher):
     """Watches an app's invariants. Raises `Usage` where the settings have none for it."""
 
     def __init__(self, client: Backends, app: str) -> None:
+        folder = folder_of(client.store, app)
+        read_app(client.store, folder)
         invariants = [each for each in client.settings.invariants.values() if each.app in ("", app)]
         if not invariants:
             hint = 'write [invariants.NAME] into slackwater.toml, with where = "SELECT …" or check = "…"'
             raise Usage(f"nothing says what must hold of {app}", hint=hint)
-        app = folder_of(client.store, app)
-        invariants = [each.of(client.store, app) for each in invariants]
+        invariants = [each.of(client.store, folder) for each in invariants]
         reader = client.channels() if any(names_channels(each.where) for each in invariants) else None
-        super().__init__(client.store, client.cache, app, invariants, by=client.by, reader=reader)
+        super().__init__(client.store, client.cache, folder, invariants, by=client.by, reader=reader)
         self._client = client
 
     def record(self) -> None:

@@ -267,7 +267,7 @@ def main() -> None:
         "    slackwater status\n"
         "    slackwater log flights --limit 10\n"
         '    slackwater query flights@~3 "SELECT * FROM aircraft ORDER BY legs DESC LIMIT 5"\n'
-        "    slackwater get flights-staging carriers UA\n"
+        "    slackwater get flights-staging/carriers UA\n"
         "    slackwater run examples/flights.py          # Ctrl-C stops it\n"
         "    slackwater serve                            # the page, at http://127.0.0.1:8350\n\n"
         f"`slackwater dev down --folder {FOLDER}` stops them (`--purge` deletes the data). "

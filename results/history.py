@@ -171,7 +171,7 @@ def _notes(found: RowHistory, limit: int) -> Iterator[str]:
         elif change.inherited == "import":
             yield f"* {found.app} was made of an exported folder: the row was in that, and its history is the source's"
         elif change.inherited == "renamed":
-            goes_on = f"slackwater history {found.app} {change.formerly} KEY goes on"
+            goes_on = f"slackwater history {found.app}/{change.formerly} KEY goes on"
             until = f"* {found.table} was called {change.formerly} until v{change.version}"
             yield f"{until}, and the row was there: {goes_on}"
         elif change.inherited:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..moments.diff.key_changes import KeyChange, KeyChanges
     from ..moments.diff.moments import TableDiff
 
-_ENDINGS = (".parquet", ".csv", ".json")
+ENDINGS = (".parquet", ".csv", ".json")
 """What `write` writes."""
 _MOST = 4_000
 """Characters of a value that are shown, unless said otherwise."""
@@ -173,8 +173,8 @@ def stacked(found: "Iterable[TableDiff]") -> pa.Table:
 
 def check_ending(path: Path) -> None:
     """Raise `Usage` unless `write` knows the ending."""
-    if path.suffix.lower() not in _ENDINGS:
-        *others, last = _ENDINGS
+    if path.suffix.lower() not in ENDINGS:
+        *others, last = ENDINGS
         expected = f"expected a name that ends with {', '.join(others)} or {last}"
         raise Usage(f"--out {path} does not say its format: {expected}")
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import duckdb
 import pyarrow as pa
@@ -15,7 +15,7 @@ from ..moments.cut.moments import line_of
 from ..moments.query.answers import answer
 from ..moments.query.clauses import bare
 from ..moments.query.columns import visible_schema
-from ..moments.query.sql import Bounds, named_tables, names_channels
+from ..moments.query.sql import Bounds, is_condition, is_statement, named_tables, names_channels
 from ..moments.take.capture import ChannelReader
 from ..store.objects.protocol import ObjectStore
 from ..store.read.cache import SstCache
@@ -155,33 +155,47 @@ class Where:
         return re.search(rf"\b{re.escape(table)}\b", self.sql, re.IGNORECASE) is not None
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
-        try:
-            return answer(
-                at.store,
-                at.cache,
-                at.cut,
-                self.sql,
-                later=at.later,
-                only=at.only,
-                reader=at.reader,
-                max_rows=max_rows,
-                bounds=self.bounds,
-            )
-        except Usage as error:
-            if isinstance(error.__cause__, duckdb.ParserException):
-                with duckdb.connect() as con, suppress(duckdb.Error):
-                    # What stands behind a query's WHERE.
-                    con.extract_statements(f"SELECT 1 WHERE {bare(self.sql)}")
-                    error.hint = f"write a query that returns rows: SELECT KEY FROM TABLE WHERE {bare(self.sql)}"
-            raise
+        return answer(
+            at.store,
+            at.cache,
+            at.cut,
+            self.sql,
+            later=at.later,
+            only=at.only,
+            reader=at.reader,
+            max_rows=max_rows,
+            bounds=self.bounds,
+        )
 
 
 _ALONE = "SELECT ({condition}) AS holds"
 _OVER = _ALONE + " FROM {table}"
 """Of an aggregate one row, else one for each of the table's."""
-_ROWS = "SELECT * FROM {table} WHERE NOT ({condition})"
-"""The rows for which it does not hold, with their keys."""
-_FAILS = "SELECT * FROM ({query}) AS checked(holds) WHERE NOT holds"
+_ROWS = "SELECT * FROM {table} WHERE {wrong}({condition})"
+"""The rows that are wrong, with their keys."""
+_FAILS = "SELECT * FROM ({query}) AS checked(holds) WHERE {wrong}holds"
+_WRONG = {"check": "NOT ", "where": ""}
+"""A check must hold; what a where says is wrong."""
+_EXAMPLES = {
+    "check": '"min(balance) >= 0", or a SELECT that returns one',
+    "where": '"balance < 0", or a SELECT that returns rows',
+}
+
+
+def where(store: ObjectStore, app: str, sql: str, table: str = "") -> Where:
+    """The predicate that a query returns rows; or that a condition, as `check` takes it, holds: of a row or aggregate.
+
+    So `balance < 0` are the rows of the one table that has this column, `max(balance) > 100` is an aggregate of it, and
+    one that is NULL is not wrong. Raises as `check`, and `Usage` where `table` is given beside a whole query.
+    """
+    if is_condition(sql):
+        return _over(store, app, sql, table, "where")
+    if table and is_statement(sql):
+        raise Usage(
+            f"a table is given, {table}, beside a whole query, which names its own tables",
+            hint=f"give a condition over the columns of {table}, or leave the table away",
+        )
+    return Where(sql)
 
 
 def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Where:
@@ -198,7 +212,11 @@ def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Wher
         Usage: it is no condition, or no table or several have its columns.
         NotFound: there is no such app or table.
     """
-    typed, condition = condition, bare(condition)
+    return _over(store, app, condition, table, "check")
+
+
+def _over(store: ObjectStore, app: str, condition: str, table: str, what: Literal["check", "where"]) -> Where:
+    typed, condition, wrong = condition, bare(condition), _WRONG[what]
     tables = {name: head.table for name, head in line_of(store, app).heads.tables.items() if head.table is not None}
     if table and table not in tables:
         raise NotFound("table", table, tables)
@@ -207,7 +225,7 @@ def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Wher
             con.register(name, visible_schema(declared).empty_table())
         if (query := _whole_query(con, condition)) is not None:
             _bind(con, query, condition)
-            return Where(_FAILS.format(query=query), typed)
+            return Where(_FAILS.format(query=query, wrong=wrong), typed)
         found, failures = list[str](), dict[str, duckdb.Error]()
         for name in (table,) if table else tables:
             try:
@@ -217,19 +235,20 @@ def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Wher
                 failures[name] = error
         if len(found) == 1:
             over = {"condition": condition, "table": quoted(found[0])}
-            query = _ROWS.format(**over)
+            query = _ROWS.format(**over, wrong=wrong)
             try:
                 con.sql(query)
             except duckdb.BinderException:  # aggregates and windows have no place behind WHERE
-                query = _FAILS.format(query=_OVER.format(**over))
+                query = _FAILS.format(query=_OVER.format(**over), wrong=wrong)
             return Where(query, typed)
     if found:
-        raise Usage(f"the check {condition!r} may be over {' or '.join(found)}", hint=f"say which: --table {found[0]}")
+        hint = f"say which: {app}/{found[0]}, or --table {found[0]}"
+        raise Usage(f"the {what} {typed!r} may be over {' or '.join(found)}", hint=hint)
     reasons = "\n".join(f"{name}: {str(error).partition(chr(10))[0]}" for name, error in failures.items())
     raise Usage(
-        f"the check {condition!r} fits no table of {app}",
+        f"the {what} {typed!r} fits no table of {app}",
         quoted=reasons,
-        hint='a check is a condition over one table\'s columns, as "min(balance) >= 0", or a SELECT that returns one',
+        hint=f"a {what} is a condition over one table's columns, as {_EXAMPLES[what]}",
     )
 
 

@@ -31,7 +31,7 @@ from ..moments.query.export import new_file, write_empty, write_table
 from ..moments.query.sql import connect
 from ..store.objects.protocol import ObjectStore
 from ..store.versions.side_tables import columns_of
-from .predicate import ByHand, Context, OfAllTables, Predicate, Skip, Where, check
+from .predicate import ByHand, Context, OfAllTables, Predicate, Skip, check, where
 from .search import Edge
 from .verdict import Answer, Evaluation
 
@@ -173,10 +173,10 @@ class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
         said = [name for name in _WAYS if getattr(self, name)]
         if len(said) > 1:
             raise Usage(f"--{said[0]} and --{said[1]} both say what is wrong; give one of them")
-        if self.table and not self.check:
-            raise Usage("--table says which table --check is over, which was not given")
+        if self.table and not (self.where or self.check):
+            raise Usage(f"the table {self.table} is that of --where or --check, and neither is given")
         if self.where:
-            return Where(self.where)
+            return where(store, self.app, self.where, self.table)
         if self.check:
             return check(store, self.app, self.check, self.table)
         if self.python:

@@ -29,7 +29,7 @@ from ..moments.take.snapshots import move, pin
 from ..store.objects.protocol import ObjectStore
 from ..store.read.cache import SstCache
 from ..store.versions.manifest import Manifest
-from .predicate import check
+from .predicate import check, where
 
 TIMEOUT_S = 60.0
 """So long a command may take. It is to tell somebody, or to start what takes longer."""
@@ -41,7 +41,7 @@ class Invariant:
 
     name: str
     where: str
-    """SQL over the app's tables that returns rows when it does not hold; empty while it is a `check`."""
+    """A query that returns rows when it does not hold, or a condition for rows; empty while it is a `check`."""
     every_ms: int
     on_failure: str = ""
     """A command line for the shell, called when it has begun to fail; empty for none."""
@@ -58,7 +58,8 @@ class Invariant:
 
     def of(self, store: ObjectStore, app: str) -> "Invariant":
         """The same with a query in place of a condition, which the app's tables complete. Raises as `check` does."""
-        return replace(self, where=check(store, app, self.check, self.table).sql) if self.check else self
+        said = check(store, app, self.check, self.table) if self.check else where(store, app, self.where, self.table)
+        return replace(self, where=said.sql)
 
 
 def call(command: str, environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> None:

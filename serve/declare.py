@@ -57,12 +57,15 @@ WaitMs = Annotated[int, Meta(ge=0, le=60_000, description="How long to wait for 
 Limit = Annotated[int, Meta(ge=1, le=10_000, description="At most so many, the newest.")]
 RowsOrAll = Annotated[int, Meta(ge=0, le=1_000_000, description="At most so many rows of each table; 0 for all.")]
 Sql = Annotated[str, Meta(min_length=1, max_length=100_000, description="DuckDB's SQL; one statement, which reads.")]
-Predicate = Annotated[str, Meta(max_length=100_000, description="A query that returns rows when something is wrong.")]
+Predicate = Annotated[
+    str,
+    Meta(max_length=100_000, description="A query that returns rows when something is wrong, or a condition for rows."),
+]
 Condition = Annotated[
     str,
     Meta(max_length=100_000, description="Instead, a condition that must hold: over a table's columns, or a SELECT."),
 ]
-OfTable = _text(rf"^({keys.NAME})?$", "Which table `check` is over, where its columns do not say.", "carriers")
+OfTable = _text(rf"^({keys.NAME})?$", "Which table a condition is over, where its columns do not say.", "carriers")
 Good = _text(r"^[^\x00-\x1f]*$", "A moment at which nothing is wrong; without it, the beginning.", "before-deploy")
 Bad = _text(r"^[^\x00-\x1f]*$", "A moment at which something is; without it, now.", "now")
 Edge = Annotated[

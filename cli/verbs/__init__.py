@@ -3,26 +3,38 @@
 Not here: what a verb does, what its result looks like (`results`), and any heavy import at a module's top.
 """
 
-VERBS = {
-    "dev": "dev",
-    **dict.fromkeys(("run", "attach", "adopt", "init"), "programs"),
+_START = {"dev": "dev", **dict.fromkeys(("run", "init", "attach", "adopt"), "programs"), "import": "transfer"}
+_LOOK = {
     **dict.fromkeys(("status", "log"), "status"),
     "snapshot": "snapshot",
-    "verify": "status",
-    **dict.fromkeys(("query", "sql", "export", "get"), "rows"),
-    **dict.fromkeys(("diff", "history"), "status"),
+    **dict.fromkeys(("query", "sql", "get"), "rows"),
+    **dict.fromkeys(("history", "diff"), "status"),
+    "export": "rows",
+    **dict.fromkeys(("serve", "mcp"), "serve"),
+}
+_FIND = {
     "bisect": "bisect",
     **dict.fromkeys(("replay", "check"), "replay"),
-    "rejected": "rows",
     "watch": "watch",
-    "trial": "trial",
-    "clone": "clone",
-    **dict.fromkeys(("replicate", "recover"), "failover"),
-    "import": "transfer",
-    **dict.fromkeys(("promote", "rewind", "reset", "edit", "forget"), "keep"),
-    "migrate": "programs",
-    **dict.fromkeys(("rescale", "retire", "protect", "compact", "gc", "archive"), "keep"),
-    **dict.fromkeys(("serve", "mcp", "token"), "serve"),
+    "verify": "status",
+    "rejected": "rows",
+}
+_STAGE = {"clone": "clone", "trial": "trial", "migrate": "programs", "promote": "keep"}
+_REPAIR = {**dict.fromkeys(("rewind", "reset", "edit", "forget"), "keep"), "recover": "failover"}
+_OPERATE = {
+    **dict.fromkeys(("compact", "gc", "archive", "rescale", "retire", "protect"), "keep"),
+    "replicate": "failover",
+    "token": "serve",
     "app": "keep",
 }
-"""In the order of `--help`. Each is what has its name in this module, which is imported when it is asked for."""
+SECTIONS = {
+    "Start": tuple(_START),
+    "Look": tuple(_LOOK),
+    "Find what is wrong": tuple(_FIND),
+    "Stage a change": tuple(_STAGE),
+    "Repair": tuple(_REPAIR),
+    "Operate": tuple(_OPERATE),
+}
+"""The headings of `--help`, and the verbs under each, in order."""
+VERBS = _START | _LOOK | _FIND | _STAGE | _REPAIR | _OPERATE
+"""By verb, the module that has it under its name, which is imported when it is asked for."""

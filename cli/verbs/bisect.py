@@ -23,7 +23,8 @@ _REFS = argument("REF...", "The moments; `beginning` is before the first. Defaul
 
 @verb(
     'slackwater bisect flights --where "SELECT * FROM carriers WHERE worst > 3000"',
-    'slackwater bisect flights --check "min(flights) >= 0" --table carriers --good flights@before-deploy',
+    'slackwater bisect flights/carriers --where "worst > 3000" --good flights@before-deploy',
+    'slackwater bisect flights/carriers --check "min(flights) >= 0"',
     'slackwater bisect flights --run "python check.py"      # SLACKWATER_DB is the moment, 0 good, 125 skip, else bad',
     'slackwater bisect flights --where "SELECT tail FROM aircraft WHERE flights < 0" --out keys.parquet',
     "slackwater bisect start flights      # and say of each moment what it is: good, bad, skip",
@@ -33,10 +34,10 @@ _REFS = argument("REF...", "The moments; `beginning` is before the first. Defaul
 )
 def bisect(
     session: Session,
-    app_name: str = APP,
-    where: str = option("SQL", "A query that returns rows when something is wrong.", ""),
-    check: str = option("CONDITION", "SQL that must hold, over a table's columns or as a SELECT.", ""),
-    table: str = option("TABLE", "Which table --check is over, where its columns do not say.", ""),
+    app_name: str = argument("APP[/TABLE]", "The app; or the table that the condition is over."),
+    where: str = option("SQL", "What is wrong: a query that returns rows then, or a condition for rows.", ""),
+    check: str = option("CONDITION", "What must hold: a condition for rows, or a SELECT that returns it.", ""),
+    table: str = option("TABLE", "The table that the condition is over; as APP/TABLE says it.", ""),
     python: str = option("FILE:FUNCTION", "Gets a DuckDB connection with the tables; says if it is good.", ""),
     run: str = option("CMD", "Gets the moment as the file $SLACKWATER_DB; exits as git's run has it.", ""),
     good: str = option("REF", "A moment at which nothing is wrong. Default: the beginning.", ""),
@@ -52,12 +53,13 @@ def bisect(
     md: Path | None = option("FILE", "The same as .md, for a pull request."),
     show_values: bool = flag("--show-values", "Show keys, rows, payloads and literals in these files."),
 ) -> None:
-    """Find the first commit at which something is wrong: by a query, a condition, a function or a command.
+    """Find the first commit at which something is wrong.
 
-    The commits of all stages are searched in the order in which `log` shows them, as few as a binary search takes;
-    each moment that is looked at is printed as a ref. The answer names the last good and the first bad moment, the
-    offsets read between them, and the keys that turned bad. Moments that cannot be judged are passed over; where that
-    leaves several commits, all are named, and the exit code is 2.
+    What that is, a query, a condition, a function or a command says. The commits of all stages are searched in
+    the order in which `log` shows them, as few as a binary search takes; each moment that is looked at is printed
+    as a ref. The answer names the last good and the first bad moment, the offsets read between them, and the keys
+    that turned bad. Moments that cannot be judged are passed over; where that leaves several commits, all are
+    named, and the exit code is 2.
 
     Then the batch is replayed here, on a Spark and a store of its own, by the stage's own code, until it is known what
     is behind it: one input record or several, a new program, time, a watermark, a record that did not come or came
@@ -67,11 +69,14 @@ def bisect(
     from ...results import values, verdict
     from ...search.session import Asked
 
-    if "@" in app_name or "/" in app_name:
-        name = app_name.partition("@")[0].partition("/")[0]
-        hint = f"write `slackwater bisect {name}`, and --good {app_name} if that is where it was good"
-        wrong = f"bisect takes the name of an app, found the ref {app_name!r}"
-        raise Usage(f"{wrong}; --good and --bad take refs", hint=hint)
+    app_name, at, _ = (ref := app_name).partition("@")
+    app_name, _, named = app_name.partition("/")
+    if at:
+        hint = f"write `slackwater bisect {app_name}`, and --good {ref} if that is where it was good"
+        raise Usage(f"bisect takes APP or APP/TABLE, found the ref {ref!r}; --good and --bad take refs", hint=hint)
+    if named and table not in ("", named):
+        raise Usage(f"{ref} and --table {table} name two tables; give one of them")
+    table = table or named
     if every and no_replay:
         raise Usage("--all lists records that replays find, and --no-replay stops before them", hint="leave one out")
     if first and last:
@@ -169,7 +174,7 @@ def reset(session: Session, app_name: str = APP) -> None:
     """Forget the app's search."""
     from ...client.searches import reset as forget
 
-    session.show(forget(app_name))
+    session.show(forget(app_name, lambda: session.client))
 
 
 def _go_on(

@@ -7,6 +7,7 @@ from ... import instants
 from ...results import formats
 from ...results.document import TableBlock, Title
 from ...results.shown import Result
+from ...whole_file import check_folder_name
 from .. import terminal
 from ..options import DRY_RUN, flag, option
 from ..session import Session, group, verb
@@ -45,6 +46,7 @@ def up(
     """
     from ...pipeline.dev.servers import DevServers
 
+    check_folder_name(folder, "--folder")
     with session.progress() as progress:
         servers = DevServers(folder, tell=progress)
         started = servers.up(kafka_port=kafka_port, s3_port=s3_port)

@@ -41,12 +41,13 @@ def replicate(
     end: bool = flag("--end", "Count the replica no more in status; what was copied stays."),
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Copy an app to another store root, all the time: every version, as soon as it is committed.
+    """Copy an app to another store root, all the time.
 
-    Each object is copied once. Manifests come last, senders before receivers, and at the end of each round one object
-    says up to which cut all is there: so whoever reads the replica finds a consistent whole. It can be queried,
-    verified, compared and cloned as the app can. With --kafka, what was on the way between stages is kept with it. What
-    gc takes from the app goes there, too. Killed anywhere, or started twice, it goes on where it was.
+    Every version is copied as soon as it is committed. Each object is copied once. Manifests come last, senders
+    before receivers, and at the end of each round one object says up to which cut all is there: so whoever reads
+    the replica finds a consistent whole. It can be queried, verified, compared and cloned as the app can. With
+    --kafka, what was on the way between stages is kept with it. What gc takes from the app goes there, too. Killed
+    anywhere, or started twice, it goes on where it was.
     """
     from ...results.failover import round_data, round_line
 

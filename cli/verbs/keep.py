@@ -8,7 +8,21 @@ from typing import Any
 from ...durations import HOUR_MS
 from ...errors import Usage
 from ...results.shown import Result
-from ..options import APP, DRY_RUN, FORGOTTEN_KEY, FORGOTTEN_KEYS, STAGE, YES_REALLY, Many, argument, flag, option, span
+from ..options import (
+    APP,
+    DRY_RUN,
+    FORGOTTEN_KEY,
+    FORGOTTEN_KEYS,
+    STAGE,
+    TABLE,
+    YES_REALLY,
+    Many,
+    argument,
+    flag,
+    keys_asked,
+    option,
+    span,
+)
 from ..session import Session, group, now_and_then, verb
 
 
@@ -103,7 +117,7 @@ def promote(
     yes_really: str = YES_REALLY,
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Let a clone take over an app's name and its sinks: blue and green.
+    """Give an app's name and sinks to a clone: blue/green cut-over.
 
     Waits until both stand at the same offsets of their topics, and holds them there for a moment. What comes after goes
     to the sinks from the clone: a read_committed reader sees each row once. The app that had the name stays, as
@@ -111,7 +125,11 @@ def promote(
     """
     with session.progress() as progress:
         how: dict[str, Any] = {"back": back, "dry_run": dry_run, "show_values": show_values, "on_wait": progress}
-        done = session.app(over).promote(staging, yes_really=yes_really, timeout_s=timeout / 1_000, **how)
+        if bool(staging) == back:
+            raise Usage("give either STAGING or --back: who gets the name is an app, or the one that had it before")
+        # The name goes back from the app that has it, and else to the one that is promoted.
+        app, name = (session.app(over), "") if back else (session.app(staging), over)
+        done = app.promote(name, yes_really=yes_really, timeout_s=timeout / 1_000, **how)
     session.show(done)
 
 
@@ -123,7 +141,7 @@ def promote(
 )
 def edit(
     session: Session,
-    stage: str = argument("APP/TABLE", "The table of a stage."),
+    table_name: str = TABLE,
     sql: str = option("SQL", "An UPDATE, DELETE, INSERT or MERGE of the table; may read the app's other tables.", ""),
     rows: Path | None = option(
         "FILE", "Rows that are to be there, with all columns: Parquet, CSV or JSON.", exists=True
@@ -140,7 +158,7 @@ def edit(
     with --dry-run. While the app runs, its runner does it between two batches, so none works on rows of before; else
     this command does. Nothing is sent on for it. An interrupted edit is finished by the same command, and done once.
     """
-    app, name = session.stage(stage)
+    app, name = session.table(table_name)
     how: dict[str, Any] = {"rows": rows or "", "again": again, "dry_run": dry_run, "show_values": not hide_values}
     session.show(app.edit(name, sql, yes_really=yes_really, timeout_s=timeout / 1_000, **how))
 
@@ -195,7 +213,7 @@ def compact(
     full: bool = flag("--full", "Merge everything of each state partition into one run, due or not."),
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Merge the SSTs of an app's tables, as the policy of each table calls for.
+    """Merge the SSTs of an app's tables, as each table's policy says.
 
     What is merged is committed as versions of their own, which change no row. The app may run meanwhile; when a batch
     is committed first, the result is put into the version after it. This process gives way to others on the machine.
@@ -253,7 +271,7 @@ def gc(
     explain: str | None = option("OBJECT", "Say why this object is kept, or not; delete nothing."),
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Collect garbage: versions that retention lets go, and objects that nothing names.
+    """Delete versions that retention lets go, and unnamed objects.
 
     The rules are in slackwater.toml, under [retention]; an option here takes the place of the rule of its name.
     Each rule keeps something, what no rule keeps goes, and without any rule the whole history stays. Snapshots,
@@ -302,7 +320,7 @@ def protect(
     off: bool = flag("--off", "Protect it no more."),
     yes_really: str = YES_REALLY,
 ) -> None:
-    """Have verbs that could lose something of an app ask for its name once more.
+    """Have verbs that could lose something ask for the app's name.
 
     These are rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone refresh. A person types it when
     asked, a machine says --yes-really APP. What is protected is the name: a promotion takes it to another app, with its
@@ -327,7 +345,7 @@ def archive(
     ),
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Show an app's input archives; fill them with what Kafka still has.
+    """Show an app's input archives, and fill them from Kafka.
 
     With input = "30d" under [retention] in slackwater.toml, a run keeps what it reads, as Parquet beside the app's
     versions: replays, bisects and trials read there what Kafka has lost, and a query has it as input('TOPIC'). That
@@ -339,37 +357,38 @@ def archive(
 
 
 @verb(
-    "slackwater forget shop --key customers=4711 --dry-run",
+    "slackwater forget shop/customers 4711 --dry-run",
     "slackwater forget shop --key customers=4711 --key orders_by_customer=4711 --message 'request 2026-118'",
     "slackwater forget shop --keys gone.txt",
-    """slackwater forget shop --key 'baskets=["DE", 17]'""",
+    "slackwater forget shop/baskets DE 17",
     kafka=True,
     changes=True,
 )
 def forget(
     session: Session,
-    app_name: str = APP,
+    where: str = argument("APP[/TABLE]", "The app; or one of its tables, and then the key."),
+    words: list[str] = argument("KEY", "A key of that table, written as for get.", []),
     key: Many = FORGOTTEN_KEY,
     keys: list[Path] | None = FORGOTTEN_KEYS,
     give_up: bool = flag("--give-up", "Instead, end a forget that broke off and whose keys nobody has any more."),
     yes_really: str = YES_REALLY,
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Take keys out of all that an app has stored, such as a person's who wants to be forgotten.
+    """Take keys out of all that an app has stored (GDPR erasure).
 
     Out of the newest version and of every kept one, of snapshots, records in flight, rejected records and the input
     archive, and of clones: SSTs are written anew without them, and versions are read with these. No tombstone stays,
     and nothing says which keys they were. The app may run meanwhile. --dry-run lists the objects that hold one; what
     is out of reach is listed, too. An interrupted forget is finished by the same command.
     """
-    app = session.app(app_name)
+    app, asked = session.app(where), keys_asked(where, words, key or [], keys)
     if give_up:
-        if key or keys:
+        if asked or keys:
             raise Usage("--give-up takes no keys: who has them types the forget again, and it is finished")
         session.show(app.give_up_forgetting())
         return
 
     with session.progress() as progress:
         how: dict[str, Any] = {"files": keys or (), "dry_run": dry_run, "on_progress": now_and_then(progress)}
-        done = app.forget_keys(key or (), yes_really=yes_really, **how)
+        done = app.forget(asked, yes_really=yes_really, **how)
     session.show(done)

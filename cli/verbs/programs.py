@@ -145,7 +145,7 @@ def attach(
     conf: list[str] = CONF,
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Follow a query of Spark by its checkpoint: each of its batches becomes a version of an app.
+    """Follow a Spark query by its checkpoint: a version for each batch.
 
     The query goes on unchanged, and nothing is written into its checkpoint. From then on its state is an app like any
     other: query it at any moment, diff, bisect, watch, export. It begins with all history that the checkpoint has.
@@ -215,7 +215,7 @@ def adopt(
     conf: list[str] = CONF,
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Have a query of Spark go on as a stage: its state, its history and its offsets.
+    """Make a stage of a stopped Spark query, with its state and offsets.
 
     Stop the query first. Its batches become the stage's first versions, with the columns that the program declares: all
     of them, or none. The state is compared with what Spark reads at the last batch. Then slackwater run goes on at the
@@ -231,6 +231,8 @@ def adopt(
 
     if sum((emit_program, shadow, dry_run)) > 1:
         raise Usage("--emit-program, --shadow and --dry-run exclude each other")
+    if emit_program and not program.endswith(".py"):
+        raise Usage(f"a program is a Python file: expected a name that ends with .py, found {program}")
     if batches is not None and not shadow:
         raise Usage("--batches goes with --shadow")
     settings: dict[str, Any] = {"master": master, "spark_conf": settings_of(conf or ())}
@@ -284,7 +286,7 @@ def init(
     at: str = option("TIME", "Begin all other topics at their first record of this time (2026-11-21T07:12Z, -5m).", ""),
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Begin a stage's table with rows from elsewhere: they become its version 1.
+    """Begin a stage's table with rows from elsewhere, its version 1.
 
     The rows have the columns that the program declares, and one row of each key; otherwise nothing is changed. One
     commit: before it nobody sees anything, and a call that was interrupted is made good by the same call. The first
@@ -344,7 +346,7 @@ def migrate(
     py_files: Many = PY_FILES,
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Have an app go on with a changed program, with all that it has stored.
+    """Have an app go on with a changed program and its stored state.
 
     Says what changes, table by table, pins a snapshot of the moment before, and commits one version a stage: all of
     them or none. No data is rewritten; what has another meaning now is refused. A runner of the old program stops.

@@ -16,26 +16,24 @@ _LEFT_DEBUGGER = 130
 
 @verb(
     "slackwater replay flights/carriers@v13 --code flights.py",
-    "slackwater replay flights/carriers@v13 --code fixed.py --key UA",
+    "slackwater replay flights/carriers@v13 UA --code fixed.py",
     "slackwater replay flights/carriers@v13 --break",
-    "slackwater replay flights/carriers@v13 --key UA --pytest test_carriers.py",
+    "slackwater replay flights/carriers@v13 UA --pytest test_carriers.py",
     "slackwater replay test_carriers.zip --code fixed.py",
     kafka=True,
 )
 def replay(
     session: Session,
     ref: str = argument("APP/STAGE@VERSION", "The batch: a version of a stage; or the .zip that --bundle wrote."),
+    key: list[str] = argument("KEY", "Only this key of the stage's table, written as for get.", []),
     code: Path | None = program("The program to run.", "; for a bundle, the one in it"),
-    key: list[str] = option(
-        "VALUE", "Only this key of the stage's table; once for each key column. Written as in `get`.", []
-    ),
     stop: bool = flag("--break", "Stop in the stage's function, and in that of its state: breakpoint()."),
     bundle: Path | None = option("FILE", "Write the batch to a .zip that can be replayed anywhere."),
     pytest: Path | None = option(
         "FILE", "Write a test that expects what was committed; its bundle lies beside it, as FILE.zip."
     ),
 ) -> None:
-    """Run one batch of history again, here, and compare it with what was committed.
+    """Run one batch of history again, and compare what comes out.
 
     The stage's own function gets the records that the version read, and its state the rows that it was merged into, on
     a Spark of this machine; nothing of the app is touched. Shown are the keys, and the rows sent, that come out
@@ -100,11 +98,12 @@ def check(
     versions: int = option("N", "Of each stage, so many of the newest versions that read records.", 3, min=1),
     show_values: bool = flag("--show-values", "Show the keys and rows that differ, not only their types and lengths."),
 ) -> None:
-    """Is the program a function of its input? Run past versions again in other ways, and name what differs.
+    """Check that a program is a function of its input.
 
-    Each version is run again as it was, at another time, with its records in another order where none is promised, in
-    more batches, and on other partitions, on a Spark of this machine; nothing of the app is touched. A program that
-    differs by any of these makes noise of every diff and trial. Exits with 1 when one does.
+    Past versions are run again in other ways, and what differs is named. Each version is run again as it was,
+    at another time, with its records in another order where none is promised, in more batches, and on other
+    partitions, on a Spark of this machine; nothing of the app is touched. A program that differs by any of these
+    makes noise of every diff and trial. Exits with 1 when one does.
     """
     from ...client.replays import check as check_program
 

@@ -9,9 +9,9 @@ import typer
 from ...errors import Usage
 from ...results import formats
 from ...results.shown import Result
-from ..options import APP, DRY_RUN, KEY, REF, TABLE, Many, argument, flag, key_values, option, span
+from ..options import APP, DRY_RUN, KEY, REF, TABLE_AT, Many, argument, flag, key_values, option, span
 from ..quick import without_pandas
-from ..session import Session, verb
+from ..session import Session, check_table, verb
 
 
 @verb(
@@ -20,7 +20,7 @@ from ..session import Session, verb
     'slackwater query flights@-5m "SELECT count(*) FROM aircraft"',
     'slackwater query flights@before-deploy "FROM aircraft" --out aircraft.parquet',
     "slackwater query flights \"FROM carriers JOIN carriers AT '-1h' AS before USING (carrier)\"",
-    "slackwater query flights \"SELECT _committed_at, sum(flights) FROM versions('carriers', '-1h') GROUP BY ALL\"",
+    "slackwater query flights \"FROM versions('carriers', '-1h') WHERE carrier = 'UA'\"",
     "slackwater query flights@before-deploy \"FROM inflight('by-carrier')\"",
     "slackwater query flights@before-deploy --ui",
     "slackwater query flights --file report.sql --json",
@@ -61,8 +61,12 @@ def query(
             wrong = f"byte {error.start} is 0x{data[error.start]:02x}"
             where = f"the SQL in {file or 'standard input'} is not UTF-8"
             raise Usage(f"{where}: {wrong}", hint="save it as UTF-8") from None
-    if out is not None and sql is not None:
+    if out is not None:
         values.check_ending(out)
+        if sql is None:
+            raise Usage(
+                f"--out {out} goes with a query", hint=f'such as "FROM TABLE"; or slackwater export {ref} {out}'
+            )
     if server:
         _ask(session, server, ref, sql, out, limit)
         return
@@ -127,11 +131,11 @@ def sql(
     ref: str = REF,
     limit: int = option("N", "Print this many rows of each result; 0 for all.", 50, min=0),
 ) -> None:
-    """Type SQL over the tables of an app, statement after statement, each up to its `;`.
+    """Type SQL over the tables of an app, statement after statement.
 
-    AT -5m; asks what follows at that moment, AT now; at the newest again. Tab completes tables, columns and snapshots;
-    what was typed is there again the next time. An error ends nothing. Where standard input is no terminal, its
-    statements are carried out, and the exit code is 1 if one failed.
+    Each ends with its `;`. AT -5m; asks what follows at that moment, AT now; at the newest again. Tab completes
+    tables, columns and snapshots; what was typed is there again the next time. An error ends nothing. Where
+    standard input is no terminal, its statements are carried out, and the exit code is 1 if one failed.
     """
     from .. import shell, terminal
 
@@ -146,14 +150,13 @@ def sql(
 
 
 @verb(
-    "slackwater get flights carriers UA",
-    "slackwater get flights@-1h aircraft N14228 --verbose",
-    """slackwater get shop baskets '{"country": "DE", "number": 17}'""",
+    "slackwater get flights/carriers UA",
+    "slackwater get flights/aircraft@-1h N14228 --verbose",
+    """slackwater get shop/baskets '{"country": "DE", "number": 17}'""",
 )
 def get(
     session: Session,
-    ref: str = REF,
-    table: str = TABLE,
+    ref: str = TABLE_AT,
     key: list[str] = KEY,
     verbose: bool = flag("--verbose", "Also say what was read for it.", "-v"),
 ) -> None:
@@ -164,13 +167,16 @@ def get(
     without_pandas()
     from ...results.rows import row
 
-    found = session.client.moment(ref, "read").look_up(table, key_values(key))
+    check_table(ref, key)
+    moment, table = session.client.moment_of_table(ref, "read")
+    found = moment.look_up(table, key_values(key))
     session.show(row(*found, table, key, verbose=verbose))
 
 
 @verb(
     "slackwater export flights@before-deploy flights-before-deploy    # a folder, of which import makes an app",
     "slackwater export flights@before-deploy out.duckdb",
+    "slackwater export flights/carriers@-5m carriers.csv",
     "slackwater export flights@-5m carriers.duckdb --table carriers --force",
     "slackwater export flights --iceberg s3://lake/flights --every 1m",
     kafka=True,
@@ -180,7 +186,9 @@ def export(
     session: Session,
     ref: str = REF,
     file: Path | None = argument(
-        "DIR|FILE", "The folder to write; or the DuckDB file, which ends in .duckdb, .ddb or .db.", None
+        "DIR|FILE",
+        "The folder to write; or the file: .duckdb, .ddb or .db for all tables, .csv, .parquet or .json for one.",
+        None,
     ),
     table: Many = option("NAME", "In a file, or with --iceberg, only this table; may be repeated. Default: all."),
     force: bool = flag("--force", "Overwrite a file that is there."),
@@ -188,17 +196,19 @@ def export(
     every: int | None = span("With --iceberg: keep them up to date, so often.", least_ms=1_000),
     keep: int = span("With --iceberg: how long a replaced snapshot stays readable. Default: 1h.", 3_600_000),
 ) -> None:
-    """Write a moment to a folder of plain Parquet, or its tables to a DuckDB file.
+    """Write a moment to a folder of Parquet, or its tables to a file.
 
     The folder has all of an app: its tables, the records on the way between stages, offsets, and a document that says
     what each file is. DuckDB, pandas and Spark open it without slackwater, and slackwater import makes an app of it.
-    A FILE has tables, not views, which any DuckDB client opens; _slackwater beside them names the moment. Either
-    appears whole or not at all.
+    A DuckDB file has tables, not views, which any DuckDB client opens; _slackwater beside them names the moment. A
+    .csv, .parquet or .json file has one table: that of APP/TABLE, of --table, or the only one. All of these appear
+    whole or not at all.
 
     With --iceberg no row is copied: each table gets metadata of Iceberg's that points at the SSTs, in a folder of its
     name, and a snapshot of the app keeps these. Any reader of Iceberg tables opens it.
     """
     from ...moments.query.export import ENDINGS
+    from ...results import values
     from ...results.rows import exported, exported_folder
 
     if iceberg:
@@ -212,12 +222,20 @@ def export(
         wanted = "name the folder or the DuckDB file to write, or a place for Iceberg tables: --iceberg ROOT"
         raise Usage("nothing says where to export to" if file is None else "--every goes with --iceberg", hint=wanted)
 
-    if file.suffix not in ENDINGS:
+    if file.suffix.lower() in values.ENDINGS:
+        if len(table or ()) > 1:
+            raise Usage(f"{file} holds one table", hint=f"name one, or write all of them to {file.stem}.duckdb")
+        moment = session.client.moment(ref, "exported")
+        name, num_rows = moment.write_table(file, *(table or ()), force=force)
+        about = {"file": file, "table": name, "rows": num_rows, "thinned_out": moment.thinned_out}
+        session.show(Result(about, f"{formats.plural(num_rows, 'row')} of {name} in {file}"))
+        return
+    if file.suffix.lower() not in ENDINGS:
         if table or force:
             raise Usage(
-                f"{'--table' if table else '--force'} goes with a DuckDB file; {file} would be a folder, which has all "
+                f"{'--table' if table else '--force'} goes with a file; {file} would be a folder, which has all "
                 "of an app and is not overwritten",
-                hint=f"name the file so that it ends in one of {', '.join(ENDINGS)}",
+                hint=f"name the file so that it ends in one of {', '.join((*values.ENDINGS, *ENDINGS))}",
             )
         moment = session.client.moment(ref, "exported")
         with session.progress() as progress:
@@ -246,11 +264,12 @@ def rejected(
     retry: bool = flag("--retry", "Have those that wait put through the current program."),
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Show the records that made a batch fail and were left out of it, newest first, each with its error.
+    """Show the records that batches left out, each with its error.
 
-    They are in the table STAGE_rejected, beside that of the stage, with payload, headers and stack. With --retry, the
-    runner puts those that wait through its program, between two batches; when none runs, the next one does, first of
-    all. Each that passes is marked as retried in the same commit; one that fails again stays.
+    Each made a batch fail; the newest comes first. They are in the table STAGE_rejected, beside that of the stage,
+    with payload, headers and stack. With --retry, the runner puts those that wait through its program, between two
+    batches; when none runs, the next one does, first of all. Each that passes is marked as retried in the same
+    commit; one that fails again stays.
     """
     if dry_run and not retry:
         raise Usage("--dry-run goes with --retry")

@@ -45,12 +45,13 @@ def serve(
     sql_rows: int = option("N", "Rows that a query may return.", 10_000, min=1),
     sql_processes: int = option("N", "Queries that are carried out at a time.", 2, min=1),
 ) -> None:
-    """Serve the apps of the store over HTTP, to whoever has a token; on this machine, to anybody.
+    """Serve the apps of the store over HTTP, to whoever has a token.
 
-    Rows by key, SQL, the log, differences, histories, snapshots, and commits as they come, of any app at any moment;
-    each answer says how fresh it is. /openapi.json describes it. An instance keeps nothing that the store has not: any
-    number of them serve the same store, and find each other there (--advertise). It only reads, unless a token says
-    otherwise. With --code, searches go on to the input record, by a replay on a Spark of this machine.
+    On this machine, to anybody. Rows by key, SQL, the log, differences, histories, snapshots, and commits as
+    they come, of any app at any moment; each answer says how fresh it is. /openapi.json describes it. An instance
+    keeps nothing that the store has not: any number of them serve the same store, and find each other there
+    (--advertise). It only reads, unless a token says otherwise. With --code, searches go on to the input record, by
+    a replay on a Spark of this machine.
     """
     if values and not mcp:
         raise Usage("--values says what agents are shown, and none are served", hint="give --mcp with it")
@@ -81,10 +82,10 @@ def mcp(
     sql_time: int = _SQL_TIME,
     sql_memory: int = _SQL_MEMORY,
 ) -> None:
-    """Serve the apps of the store to one agent, which starts this: over standard input and output.
+    """Serve the apps of the store to one agent, over standard input.
 
-    The Model Context Protocol, with the tools of `serve --mcp`. All of them only read; values are hidden without
-    --values.
+    The agent starts it. The Model Context Protocol, with the tools of `serve --mcp`. All of them only read; values
+    are hidden without --values.
     """
     _check_installed(mcp=True)
     import asyncio

@@ -91,7 +91,7 @@ def rm(
     The versions stay in the history; only the promise to keep them is gone.
     """
     app, name = _which(session, app_name, name)
-    session.show(app.forget(name, force=force, dry_run=dry_run))
+    session.show(app.remove_snapshot(name, force=force, dry_run=dry_run))
 
 
 def _on_look(progress: Progress, title: str) -> "Callable[[SnapshotProgress], None]":

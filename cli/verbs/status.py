@@ -18,6 +18,7 @@ from ..options import (
     argument,
     flag,
     key_values,
+    keys_asked,
     option,
     program,
     span,
@@ -41,9 +42,9 @@ def status(
     cost: bool = flag("--cost", "Show instead what the store is asked and keeps, and what a month costs."),
     since: int | None = span("With --cost: by the versions of this time. Default: 1h."),
 ) -> None:
-    """Show how far every stage is, and what it has not read yet; of one app also how its tables do.
+    """Show how far every stage is, and what it has not read yet.
 
-    The lag of users' topics needs Kafka; without it everything else is shown.
+    Of one app also how its tables do. The lag of users' topics needs Kafka; without it everything else is shown.
     """
     from ...client import status as of
 
@@ -98,16 +99,15 @@ def log(
 
 
 @verb(
-    "slackwater history flights carriers UA",
-    "slackwater history flights aircraft N14228 --limit 0 --json",
-    """slackwater history shop baskets '{"country": "DE", "number": 17}'""",
-    "slackwater history flights carriers UA --limit 3 --why --code flights.py",
+    "slackwater history flights/carriers UA",
+    "slackwater history flights/aircraft N14228 --limit 0 --json",
+    """slackwater history shop/baskets '{"country": "DE", "number": 17}'""",
+    "slackwater history flights/carriers UA --limit 3 --why --code flights.py",
     kafka=True,
 )
 def history(
     session: Session,
-    app_name: str = APP,
-    table: str = TABLE,
+    table_name: str = TABLE,
     key: list[str] = KEY,
     limit: int = option("N", "Show this many changes; 0 for all.", 20, min=0),
     why: bool = flag("--why", "Replay each change, and name the input record behind it."),
@@ -122,7 +122,8 @@ def history(
     from ...client.replays import records_behind
     from ...results.history import key_history as shown
 
-    found = session.app(app_name).history(table, key_values(key), limit=limit).found
+    app, table = session.table(table_name, key)
+    found = app.history(table, key_values(key), limit=limit).found
     behind = None
     if why and found.changes:
         with session.progress() as progress:
@@ -171,18 +172,19 @@ def diff(
     "slackwater verify flights@before-deploy",
     "slackwater verify flights@before-deploy --deep   # every byte, every row, the whole history",
     "slackwater verify flights --json                 # all differences, for machines",
-    "slackwater verify flights --forgotten --key aircraft=N14228 --deep",
+    "slackwater verify flights/aircraft N14228 --forgotten --deep",
     kafka=True,
 )
 def verify(
     session: Session,
     ref: str = REF,
+    words: list[str] = argument("KEY", "With --forgotten: a key of APP/TABLE, written as for get.", []),
     deep: bool = flag("--deep", "Read every object and the whole history, and what Kafka still has, instead of sizes."),
     forgotten: bool = flag("--forgotten", "Instead, look whether anything of the app holds keys that were forgotten."),
     key: Many = FORGOTTEN_KEY,
     keys: list[Path] | None = FORGOTTEN_KEYS,
 ) -> None:
-    """Prove that a moment is whole: that it is consistent, complete and undamaged.
+    """Prove that a moment is consistent, complete and undamaged.
 
     Every record that a stage sent is accounted for, as consumed or in flight; versions follow each other; every object
     is there. Changes nothing. Exits with 1 at any difference.
@@ -192,14 +194,16 @@ def verify(
     """
     from ...results.status import verification
 
-    if forgotten != bool(key or keys):
-        raise Usage("--forgotten goes with --key TABLE=KEY, or --keys FILE: nothing stored says which keys they were")
+    if forgotten != bool(key or keys or words):
+        raise Usage(
+            "--forgotten goes with a key, as APP/TABLE KEY, --key TABLE=KEY, or --keys FILE: nothing stored says which "
+            "keys they were"
+        )
     if forgotten:
-        if "@" in ref or "/" in ref:
-            raise Usage(f"--forgotten is of a whole app and all its versions; expected APP, found {ref}")
+        asked = keys_asked(ref, words, key or [], keys)
         with session.progress() as progress:
             how: dict[str, Any] = {"files": keys or (), "deep": deep, "on_progress": now_and_then(progress)}
-            session.show(session.app(ref).verify_forgotten(key or (), **how))
+            session.show(session.app(ref).verify_forgotten(asked, **how))
         return
 
     with session.progress() as progress:

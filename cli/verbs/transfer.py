@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ... import instants
 from ...errors import Usage
+from ...whole_file import check_folder_name
 from ..options import DRY_RUN, Many, argument, option, pairs
 from ..session import Session, repeat, verb
 
@@ -55,6 +56,7 @@ def export_iceberg(
     from ...pipeline.run.stopping import stop_signals
     from ...results.rows import iceberg_tables
 
+    check_folder_name(root, "--iceberg")
     to = IcebergTables(session.client, ref, root, tables=tables, keep_ms=keep_ms)
     if every_ms is not None:
         to.check_moves()

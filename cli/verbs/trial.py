@@ -37,7 +37,7 @@ def trial(
     py_files: Many = PY_FILES,
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Run a changed program over the input that an app has read, and show what is different.
+    """Run a changed program over past input, and show what differs.
 
     A clone of the app at one moment is migrated where the program asks for that, reads what the app read up to another
     moment, and goes again; it publishes nothing, and the app is only read. Shown are the rows of tables, and of what

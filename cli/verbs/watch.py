@@ -8,6 +8,7 @@ import typer
 from ... import instants
 from ...errors import SlackwaterError, Unavailable
 from ...results.shown import Result
+from ...whole_file import check_folder_name
 from ..options import APP, flag, option
 from ..session import Session, repeat, verb
 
@@ -32,15 +33,16 @@ def watch(
     ),
     reports: Path = option("FOLDER", "Where a report of each failure is written.", Path("slackwater-reports")),
 ) -> None:
-    """Evaluate the invariants of slackwater.toml at an app's newest moment, again and again.
+    """Evaluate the invariants of slackwater.toml, again and again.
 
-    The newest moment at which all of them hold is APP@last-good, a ref like any other, which gc keeps. When one begins
-    to fail, its rows are printed, the commit that broke it is searched for and reported in a file, and its on_failure
-    is called. Ctrl-C or SIGTERM ends it.
+    Each time at the app's newest moment. The newest moment at which all of them hold is APP@last-good, a ref
+    like any other, which gc keeps. When one begins to fail, its rows are printed, the commit that broke it is
+    searched for and reported in a file, and its on_failure is called. Ctrl-C or SIGTERM ends it.
     """
     from ...client.searches import WatchedApp
     from ...pipeline.run.stopping import stop_signals
 
+    check_folder_name(reports, "--reports")
     app, folder = WatchedApp(session.client, app_name), reports if bisect else None
     if once:
         if not _evaluate(session, app, folder):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -23,6 +22,7 @@ from ...results.shown import Result
 from ...store.objects.stats import Reads
 from ...store.sst.arrow_types import to_arrow
 from ..results import Difference, KeyHistory, Log
+from ..when import When, in_words
 from .http import Http
 from .moment import MOST, Served, ServedMoment
 from .values import rows, text, typed
@@ -43,8 +43,8 @@ class Server(Served):
         *("adopt", "attach", "import_app", "imported", "init", "initialise", "clones", "remove_expired"),
         *("add_token", "digest_of", "remove_token", "tokens"),
         # Of the library's own.
-        *("beside", "by", "cache", "called", "channels_of", "channels_where_needed", "known_channels"),
-        *("note_thinned", "on_behalf_of", "program_of", "store"),
+        *("beside", "by", "cache", "called", "channels_of", "channels_of_clone", "channels_where_needed"),
+        *("known_channels", "moment_of_table", "note_thinned", "on_behalf_of", "program_of", "store"),
     ))  # fmt: skip
 
     def __init__(self, url: str, token: str = "", timeout_s: float = 60) -> None:
@@ -97,9 +97,9 @@ class ServedApp(Served):
     absent = frozenset((
         # What changes an app, or what is stored of it.
         *("archive", "backfill", "clone", "cloned", "compact", "compactor", "drill", "edit", "end_replica", "forget"),
-        *("forget_keys", "gc", "give_up_forgetting", "migrate", "promote", "protect", "recover", "refresh", "remove"),
-        *("remove_clone", "replicate", "replicator", "rescale", "reset", "retire", "retry", "rewind", "snapshot"),
-        *("take", "trial", "unprotect", "verify_forgotten"),
+        *("gc", "give_up_forgetting", "migrate", "promote", "protect", "recover", "refresh", "remove"),
+        *("remove_clone", "remove_snapshot", "replicate", "replicator", "rescale", "reset", "retire", "retry"),
+        *("rewind", "snapshot", "take", "trial", "unprotect", "verify_forgotten"),
         # Programs and predicates that a server would have to run.
         *("check", "scan", "flips", "search"),
         # Of the library's own.
@@ -136,7 +136,7 @@ class ServedApp(Served):
 
     def at(
         self,
-        moment: str | datetime = "now",
+        moment: When = "now",
         *,
         stage: str = "",
         min_offsets: Sequence[str] = (),
@@ -146,7 +146,7 @@ class ServedApp(Served):
 
         Raises `Refused` where it has not within `wait_ms`; the error's `offsets` says how far it has.
         """
-        when = moment.isoformat() if isinstance(moment, datetime) else moment
+        when = in_words(moment)
         asked = {"stage": stage, "min_offsets": list(min_offsets), "wait_ms": wait_ms}
         found = self._get("at", when, **asked)
         return ServedMoment(self._http, self.name, when, stage, found)
@@ -237,9 +237,7 @@ class ServedApp(Served):
         found: Lineage = self._get("lineage", kind=Lineage, **asked)
         return found
 
-    def diff(
-        self, before: str | datetime, after: str | datetime | ServedMoment = "now", *, table: str = ""
-    ) -> Difference:
+    def diff(self, before: When, after: When | ServedMoment = "now", *, table: str = "") -> Difference:
         """The rows that differ between two moments, as `AppHistory.diff`."""
         return self.at(before).diff(after if isinstance(after, ServedMoment) else self.at(after), table=table)
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
+from ...argument_types import checked
 from ...errors import BadRecord, Usage
 from ...store.sst.arrow_types import python_rows
 from ...store.versions.manifest import is_internal
@@ -62,36 +63,43 @@ TASKS = "_slackwater_tasks"
 MOST_TASKS = 63
 
 
+@checked
 def count(column: str | None = None) -> Aggregate:
     """Number of rows, or of rows in which `column` is not null."""
     return Aggregate("count", column)
 
 
+@checked
 def sum(column: str) -> Aggregate:  # noqa: A001  named as SQL and pyspark.sql.functions name it
     """Sum of a numeric column."""
     return Aggregate("sum", column)
 
 
+@checked
 def min(column: str) -> Aggregate:  # noqa: A001
     """Smallest value."""
     return Aggregate("min", column)
 
 
+@checked
 def max(column: str) -> Aggregate:  # noqa: A001
     """Largest value."""
     return Aggregate("max", column)
 
 
+@checked
 def mean(column: str) -> Aggregate:
     """Mean of a numeric column, a double."""
     return Aggregate("mean", column)
 
 
+@checked
 def first(column: str, *, by: str) -> Aggregate:
     """The column's value in the row with the smallest `by`; of equals, the one that came first."""
     return Aggregate("first", column, by)
 
 
+@checked
 def last(column: str, *, by: str) -> Aggregate:
     """The column's value in the row with the largest `by`; of equals, the one that came last."""
     return Aggregate("last", column, by)

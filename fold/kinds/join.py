@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...argument_types import checked
 from ...durations import format_ms, parse_ms
 from ...errors import NotFound, Refused, Usage
 from ...store.sst.arrow_types import from_arrow, to_arrow
@@ -33,6 +34,7 @@ _MATCHED = "_matched"
 _NEVER = np.iinfo(np.int64)
 
 
+@checked
 def join(left: str, right: str, *, within: str, how: How = "inner") -> "Join":
     """Declare a join of a stage's two inputs, by its key and within a span of time.
 

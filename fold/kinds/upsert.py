@@ -8,11 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...argument_types import checked
 from ...errors import Usage
 from ...store.sst.hashing import digests
 from .kind import Bound, Groups, Kind, Merged, check_value_names, field_of, only
 
 
+@checked
 def upsert(*, by: str, delete_when: str | None = None) -> "Upsert":
     """Declare a table that holds, for each key, the row with the largest `by`.
 

@@ -9,10 +9,12 @@ from msgspec import Meta, Struct
 
 from ...durations import DAY_MS
 from ...errors import NotFound, Refused, Usage
+from ...moments.cut.moments import heads_of, stages_of
 from ...moments.take.audit_log import record, why
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, checks, keys, limits
 from ...store.versions.notes import Notes
+from ...store.versions.side_tables import columns_of, may_have
 from ...validation import nearest
 
 ALL = "*"
@@ -74,16 +76,16 @@ def add(
 ) -> tuple[Token, str]:
     """Make a token; what is to be sent as it is told here and nowhere else, empty for a certificate.
 
-    Raises `Usage` (the name is malformed, or there is no such verb), `NotFound` (there is no such app) and `Refused`
-    (there is one of that name).
+    Raises `Usage` (the name is malformed, or there is no such verb), `NotFound` (there is no such app or table) and
+    `Refused` (there is one of that name).
     """
     keys.check_name("token", name)
     for verb in verbs:
         if verb not in VERBS:
             raise Usage(f"{verb!r} is no verb of a token{nearest(verb, VERBS)}", hint=f"there are: {', '.join(VERBS)}")
-    for app in apps_:
-        if app != ALL:
-            apps.read_app(store, apps.folder_of(store, app))
+    named = [apps.read_app(store, apps.folder_of(store, app)).name for app in apps_ if app != ALL]
+    if ALL not in apps_:
+        _check_tables(store, named, tables)
     if TOKENS.find(store, name) is not None:
         raise Refused(f"there is a token {name!r} already", hint=f"another name, or first: slackwater token rm {name}")
     sent = "" if certificate else f"{PREFIX}{secrets.token_urlsafe(32)}"
@@ -105,6 +107,18 @@ def add(
             raise Refused(f"somebody else has just made a token {name!r}")
         _record(store, token, "token add", by)
     return token, sent
+
+
+def _check_tables(store: ObjectStore, folders: Collection[str], tables: Collection[str]) -> None:
+    """Raise `NotFound` for a table that none of these apps can have: of a stage, or beside one, as far as names say."""
+    heads = {folder: heads_of(store, folder, stages_of(store, folder)) for folder in folders}
+    if not all(heads.values()):
+        return  # one has not begun: it may come to have any
+    stages = [stage for each in heads.values() for stage in each]
+    for table in tables:
+        if table != ALL and not may_have(table, stages):
+            known = {name for each in heads.values() for name in columns_of(each)}
+            raise NotFound(f"table of {', '.join(folders)}", table, known)
 
 
 def remove(store: ObjectStore, name: str, *, by: str, dry_run: bool) -> Token:

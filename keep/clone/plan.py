@@ -9,7 +9,7 @@ from ...errors import NotFound, Refused, Usage
 from ...moments.cut.graph import Cut, violations
 from ...moments.cut.graph import channels as edges
 from ...moments.cut.in_flight import InFlight, in_flight
-from ...moments.cut.refs import Ref
+from ...moments.cut.refs import Ref, check_new_name
 from ...moments.cut.resolve import cut_at
 from ...moments.cut.stored import find_snapshot, of_snapshot, read_snapshot
 from ...store.objects.protocol import ObjectStore
@@ -77,7 +77,7 @@ def make_plan(
 
     With `over`, as if there were none of that name.
     """
-    keys.check_name("app", name)
+    check_new_name("app", name)
     check_roots(store, target, deep=terms.deep)
     if (target.url, name) == (store.url, ref.app):
         raise Refused(f"app {name!r} cannot be cloned onto itself", hint="give the clone a name of its own")

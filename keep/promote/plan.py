@@ -80,6 +80,7 @@ def plan(store: ObjectStore, name: str, staging: str, kafka: Promotable) -> tupl
     if back:
         done = apps.promotions(store, name)
         if not done:
+            apps.read_app(store, over)
             raise NotFound("app", f"{name}~1", found=f"no app was promoted over {name}")
         staging = name if done[-1].back else f"{name}~1"
     elif "~" in staging:

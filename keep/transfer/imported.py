@@ -22,6 +22,7 @@ from ulid import ULID
 from ...errors import Corruption, NotFound, Refused
 from ...moments.cut.graph import Channel, channels, violations
 from ...moments.cut.in_flight import InFlight
+from ...moments.cut.refs import check_new_name
 from ...moments.take.audit_log import record_once
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.sst.writer import SstWriter
@@ -141,7 +142,7 @@ def _identity(folder: Folder, name: str, topics: Mapping[str, str], sinks: Mappi
 
 def _plan(target: ObjectStore, folder: Folder, info: AppInfo, kafka: Channels) -> ClonePlan:
     """What the import is made of, with everything checked that can be before the files are looked at."""
-    name, cut = keys.check_name("app", info.name), folder.export.cut
+    name, cut = check_new_name("app", info.name), folder.export.cut
     apps.check_root(target)
     if wrong := violations(cut.stages):
         raise changed(folder.path, f"{folder.export.ref} is not a consistent cut: {'; '.join(wrong)}")

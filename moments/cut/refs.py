@@ -7,6 +7,7 @@ from ... import instants
 from ...durations import parse_ms
 from ...errors import Usage
 from ...store.versions.keys import check_name
+from .lookalikes import OLDEST, forms, looks_like_a_moment
 
 FORMS = (
     "app, app@SNAPSHOT, app@2026-11-21T07:12 (local time, or with Z or +01:00), app@2026-11-21, "
@@ -94,12 +95,12 @@ def parse(text: str, *, now_ms: int) -> Ref:
     return Ref(text, app, stage, _moment(text, app, stage, when, now_ms))
 
 
-def check_snapshot_name(name: str) -> str:
-    """Return `name` if a snapshot may have it: usable, and taken for no other form of ref. Else raise `Usage`."""
-    check_name("snapshot", name)
-    if name == "now" or _VERSION.fullmatch(name) or _DATE.match(name):
+def check_new_name(what: str, name: str) -> str:
+    """Return `name` if a new snapshot or clone may have it: usable, and taken for no moment. Else raise `Usage`."""
+    check_name(what, name)
+    if _DATE.match(name) or looks_like_a_moment(name):
         raise Usage(
-            f"snapshot name {name!r} would read as a time or a version in app@{name}",
+            f"{what} name {name!r} would read as a moment of an app",
             hint="choose another name, for example before-upgrade",
         )
     return name
@@ -114,7 +115,7 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
         try:
             return AtTime(now_ms - parse_ms("the time before now,", when[1:]))
         except Usage as error:
-            raise _malformed(text, error.message) from None
+            raise _likely(text, when, now_ms) or _malformed(text, error.message) from None
     if match := _VERSION.fullmatch(when):
         if not stage:
             raise Usage(
@@ -138,10 +139,25 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
                 hint=f"write an earlier time, or {where}@now for the newest state",
             )
         return AtTime(time_ms)
+    if likely := _likely(text, when, now_ms):
+        raise likely
     try:
         return Named(check_name("snapshot", when))
     except Usage:
         raise _malformed(text, f"{when!r} is neither a time nor a snapshot's name") from None
+
+
+def _likely(text: str, when: str, now_ms: int) -> Usage | None:
+    """The error for words that look like a moment, which names the forms that were meant; None for other words."""
+    where, _, _ = text.partition("@")
+    if when in OLDEST:
+        hint = f"`slackwater log {where.partition('/')[0]} --limit 0` lists the first commit last; write its time"
+        return Usage(f"ref {text!r}: {when!r} names no moment", hint=hint)
+    found = [
+        f"{where if '/' in where or not form.startswith('v') else f'{where}/STAGE'}@{form} for {words}"
+        for form, words in forms(when, now_ms)
+    ]
+    return Usage(f"ref {text!r}: {when!r} names no moment", hint=f"write {', or '.join(found)}") if found else None
 
 
 def _malformed(text: str, why: str) -> Usage:

@@ -11,6 +11,7 @@ row.
 import re
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Timer
@@ -26,7 +27,7 @@ from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
-from .clauses import InputOf, Statement, Versions, bare, words
+from .clauses import InputOf, Statement, Versions, bare, understand, words
 from .columns import visible_schema
 from .moments import ClauseTable
 
@@ -251,7 +252,10 @@ def reading(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _TO_A_FILE)
     try:
         statements, query = con.extract_statements(sql), f"query: {sql.strip()}"
     except duckdb.Error as error:
-        raise in_words(con, sql, error) from error
+        said = in_words(con, sql, error)
+        if is_condition(sql):
+            said.hint = f"this is a condition; write a whole query: FROM TABLE WHERE {sql.strip()}"
+        raise said from error
     if len(statements) != 1:
         raise Usage(f"expected one SQL statement, found {len(statements)}", quoted=query)
     kind = statements[0].type.name
@@ -266,6 +270,18 @@ def reading(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _TO_A_FILE)
             hint=hint,
         )
     return bare(statements[0].query)
+
+
+def is_condition(sql: str) -> bool:
+    """Say if a text is a condition, such as stands behind WHERE, and no statement. Raises `Usage` as `understand`."""
+    return not is_statement(sql) and is_statement(f"SELECT ({bare(sql)})", most=1)
+
+
+def is_statement(sql: str, *, most: int = 1_000) -> bool:
+    """Say if DuckDB can parse a text, as up to `most` statements. Raises `Usage` as `understand`."""
+    with duckdb.connect() as con, suppress(duckdb.Error):
+        return 0 < len(con.extract_statements(understand(sql).sql)) <= most
+    return False
 
 
 def in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> SlackwaterError:

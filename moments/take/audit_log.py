@@ -11,6 +11,7 @@ from itertools import islice, takewhile
 from msgspec import Struct
 from ulid import ULID
 
+from ...argument_types import checked
 from ...errors import Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits
@@ -76,6 +77,7 @@ def why() -> str:
     return _WHY.get()
 
 
+@checked
 @contextmanager
 def because(message: str) -> Iterator[None]:
     """Say why something is done: what is recorded inside, by this thread, has the message.

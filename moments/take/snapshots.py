@@ -9,7 +9,7 @@ from ...store.versions import history, horizon
 from ...store.versions.forgotten import under_way
 from ..cut.graph import Cut, violations
 from ..cut.in_flight import in_flight
-from ..cut.refs import check_snapshot_name
+from ..cut.refs import check_new_name
 from ..cut.stored import SNAPSHOTS, Snapshot, SnapshotKind, check_not_asked, find_snapshot
 from .capture import ChannelReader, capture, discard
 
@@ -35,7 +35,7 @@ def pin(
     not consistent; records in flight are gone; keys are being forgotten, and it keeps records or is for a clone), and
     `Corruption` (records in flight are not as many as their writers' manifests say).
     """
-    check_snapshot_name(name)
+    check_new_name("snapshot", name)
     wrong = violations(cut.stages)
     if wrong or not cut.stages:
         raise Refused(f"cannot pin {cut.app}@{name}: " + ("; ".join(wrong) or "no stage has a version at that moment"))

@@ -20,7 +20,7 @@ from ...store.versions.manifest import Manifest, Span
 from ..cut.graph import Cut
 from ..cut.in_flight import InFlight, in_flight
 from ..cut.moments import heads_of, retired_since
-from ..cut.refs import check_snapshot_name
+from ..cut.refs import check_new_name
 from ..cut.stored import (
     REQUESTS,
     SNAPSHOTS,
@@ -67,7 +67,7 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     Raises `Usage` (no snapshot can have this name), `NotFound` (there is no such app) and `Refused` (the name is taken,
     or asked for already; or every stage of the app is retired, or keys are being forgotten).
     """
-    check_snapshot_name(name)
+    check_new_name("snapshot", name)
     apps.read_app(store, app)
     if retired_since(store, app, history.list_stages(store, app)):
         raise Refused(

@@ -6,6 +6,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Self
 
+from ...argument_types import checked
 from ...errors import NotFound, Refused, Usage
 from ...fold.kinds.due import Final
 from ...fold.kinds.kind import Kind
@@ -31,8 +32,11 @@ class App:
 
     def __post_init__(self) -> None:
         # With ~1, an app that had the name until a promotion: `apps.folder_of` says which.
-        check_name("app", self.name.partition("~")[0] if isinstance(self.name, str) else self.name)
+        if not isinstance(self.name, str):
+            raise Usage(f"App: name is {self.name!r}; expected str", hint='for example App("shop")')
+        check_name("app", self.name.partition("~")[0])
 
+    @checked
     def stage(
         self,
         *,

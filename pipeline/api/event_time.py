@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from ...argument_types import checked
 from ...durations import parse_ms
 from ...errors import Usage
 from ...fold.kinds.kind import Kind
@@ -26,6 +27,7 @@ class EventTimeOptions:
     emits: Emits = "changes"
 
 
+@checked
 def event_time(*, ahead: str = "1 day", late: Late = "drop", emits: Emits = "changes") -> EventTimeOptions:
     """Options of a stage whose rows have a watermark: what Spark's `withWatermark` does not say.
 

@@ -7,6 +7,7 @@ from typing import Any, get_args
 from pyspark.sql import Row
 from pyspark.sql.streaming.state import GroupState
 
+from ...argument_types import checked
 from ...errors import Usage
 from ...fold.kinds.kind import BatchMoment
 from ...fold.kinds.pandas_state import Called, FunctionCode, PandasState, Timeout
@@ -17,6 +18,7 @@ from .update import Columns, schema_of
 _NO_TIMESTAMP = GroupState.NO_TIMESTAMP
 
 
+@checked
 def pandas_state(
     function: Callable[..., Any],
     output: Columns,

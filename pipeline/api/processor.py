@@ -10,6 +10,7 @@ from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 
+from ...argument_types import checked
 from ...errors import Refused, Usage
 from ...fold.kinds.kind import BatchMoment
 from ...fold.kinds.processor import Processor, ProcessorCode, TimeMode
@@ -22,6 +23,7 @@ from .update import Columns, schema_of
 TIME_MODES: dict[str, TimeMode] = {"none": "None", "processingtime": "ProcessingTime", "eventtime": "EventTime"}
 
 
+@checked
 def processor(
     processor: StatefulProcessor,
     output: Columns,

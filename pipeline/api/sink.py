@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 import pyarrow as pa
 
+from ...argument_types import checked
 from ...errors import Usage
 from ...store.versions.keys import check_name, check_topic
 
@@ -55,6 +56,7 @@ class FunctionSink:
 Sink = TopicSink | FunctionSink
 
 
+@checked
 def sink(
     topic: str,
     *,
@@ -107,6 +109,7 @@ def sink(
     return TopicSink(topic, encoding, "reject" if on_error == "reject" else "stop")
 
 
+@checked
 def foreach_version(function: VersionFunction, *, name: str = "") -> FunctionSink:
     """Call a function with the rows of each committed version, in the runner, in order and at least once.
 
@@ -118,6 +121,8 @@ def foreach_version(function: VersionFunction, *, name: str = "") -> FunctionSin
     Versions without rows are passed over. Its place is kept by the `name`, which therefore must not change; default the
     function's name. Raises `Usage` where that is not usable.
     """
+    if not callable(function):
+        raise Usage(f"foreach_version(): function is {function!r}; expected a function")
     found = name or getattr(function, "__name__", "").strip("<>").replace("_", "-").lower()
     return FunctionSink(check_name("foreach_version", found), function)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from msgspec.structs import replace
 
+from ...argument_types import checked
 from ...durations import parse_ms
 from ...errors import NotFound, Usage
 from ...store.versions import limits
@@ -23,6 +24,7 @@ _MIB = 1 << 20
 _UNIVERSAL = Policy()
 
 
+@checked
 def universal(
     *,
     l0_trigger: int = _UNIVERSAL.l0_trigger,
@@ -59,6 +61,7 @@ def universal(
     )
 
 
+@checked
 def leveled(
     *,
     l0_trigger: int = 4,
@@ -119,6 +122,7 @@ class TableOptions:
     defaults: Mapping[str, object] = field(default_factory=dict, hash=False)
 
 
+@checked
 def table(
     *,
     partitions: int = 4,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...argument_types import checked
 from ...errors import Usage
 from ...store.versions.keys import check_name, check_topic
 from ...store.versions.limits import MAX_KAFKA_PARTITIONS
@@ -29,6 +30,7 @@ class Repartition:
     partitions: int
 
 
+@checked
 def topic(
     name: str,
     *,
@@ -61,6 +63,7 @@ def topic(
     return Topic(name, starting_offsets_of(check_topic(name), starting_offsets, *by_time), include_headers)
 
 
+@checked
 def repartition(name: str, key: Sequence[str] | str, *, partitions: int = 4) -> Repartition:
     """Write a stage's rows to an internal topic, keyed, for later stages to read.
 

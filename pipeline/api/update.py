@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
+from ...argument_types import checked
 from ...errors import Usage
 from ...fold.kinds.kind import DueBy
 from ...fold.kinds.update import Code, Function, Update
@@ -19,6 +20,7 @@ Columns: TypeAlias = "str | pa.Schema | StructType"
 """As a DDL string, an Arrow schema, or Spark's type."""
 
 
+@checked
 def update(
     function: Function,
     *,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...argument_types import checked
 from ...errors import BadRecord, NotFound, Refused, Usage
 from ...validation import installing
 from ..source.worker import ERROR_MARK
@@ -46,6 +47,7 @@ def reading(topics: Sequence[str]) -> Iterator[None]:
         _topics.reset(token)
 
 
+@checked
 def decode(
     column: str | Column,
     *,

@@ -181,7 +181,7 @@ def encode(bundle: Bundle) -> bytes:
     if size > MAX_BYTES:
         raise Refused(
             f"the batch takes {size:,} bytes; expected at most {MAX_BYTES:,} in a bundle",
-            hint="name one key with --key",
+            hint="name one key: slackwater replay APP/STAGE@VERSION KEY",
         )
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:

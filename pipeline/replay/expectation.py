@@ -25,7 +25,9 @@ _MODULES = ("datetime", "decimal", "math")
 
 
 def check_beside(path: Path, bundle: Path) -> None:
-    """Raise `Usage` unless a test and its bundle lie in one folder."""
+    """Raise `Usage` unless a test is a Python file, and lies in one folder with its bundle."""
+    if path.suffix != ".py":
+        raise Usage(f"a test is a Python file: expected a name that ends with .py, found {path}")
     if path.resolve().parent != bundle.resolve().parent:
         raise Usage(f"{path} and {bundle} lie in different folders", hint="a test finds its bundle beside it")
 

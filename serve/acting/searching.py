@@ -19,7 +19,7 @@ from ...errors import Refused, Usage
 from ...moments.cut.graph import Cut
 from ...moments.query.clauses import understand
 from ...moments.query.sql import Bounds
-from ...search.predicate import Context, Where, check
+from ...search.predicate import Context, Where, check, where
 from ...search.verdict import Evaluation, Verdict
 from ...store.versions.forgotten import index as forgotten
 from ...store.versions.manifest import Manifest
@@ -46,8 +46,6 @@ class SearchAsked:
             raise Usage(
                 "say what is wrong by one of where and check", hint="where is a query that returns what is wrong"
             )
-        if self.table and not self.check:
-            raise Usage("table says which table a check is over, and there is none")
 
 
 class Searcher:
@@ -67,16 +65,14 @@ class Searcher:
 
     def search(self, app: StoredApp, wrong: SearchAsked, on_step: Callable[[Evaluation], None]) -> Verdict:
         """The verdict; in a thread. Raises as `StoredApp.bisect`, and `SearchStopped`."""
-        if wrong.where:
-            where = Where(wrong.where, bounds=self._bounds)
-            self._bounds.check(understand(wrong.where))
-        else:
-            where = self._run(_checked, CheckAsked(app.name, wrong.check, wrong.table, self._bounds))
+        make: Callable[..., Where] = check if wrong.check else where
+        asked_for = CheckAsked(app.name, wrong.check or wrong.where, wrong.table, self._bounds, make)
+        made: Where = self._run(_checked, asked_for)
         good, bad = app.whole_ref(wrong.good or None), app.whole_ref(wrong.bad or None)
-        asked = _Elsewhere(where.sql, where.typed, where.bounds, ask=self._rows)
+        asked = _Elsewhere(made.sql, made.typed, made.bounds, ask=self._rows)
         verdict = app.search(asked, edge=wrong.edge, good=good, bad=bad, on_step=on_step)
         is_cut = verdict.rows.num_rows >= self._max_rows
-        return replace(verdict, predicate=where, more_rows=verdict.more_rows or is_cut)
+        return replace(verdict, predicate=made, more_rows=verdict.more_rows or is_cut)
 
     def stop(self) -> None:
         """Have the search end, which is in another thread, and what it waits for."""
@@ -148,13 +144,15 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class CheckAsked:
-    """A condition of which a predicate is to be made."""
+    """A condition, or a query, of which a predicate is to be made."""
 
     app: str
     """The folder's name."""
     text: str
     table: str
     bounds: Bounds
+    make: Callable[..., Where]
+    """`check` or `where`."""
 
 
 def _asked(probe: Probe) -> pa.Table:
@@ -167,4 +165,4 @@ def _asked(probe: Probe) -> pa.Table:
 
 def _checked(asked: CheckAsked) -> Where:
     asked.bounds.check(understand(asked.text))
-    return replace(check(here().store, asked.app, asked.text, asked.table), bounds=asked.bounds)
+    return replace(asked.make(here().store, asked.app, asked.text, asked.table), bounds=asked.bounds)

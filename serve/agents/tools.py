@@ -195,11 +195,12 @@ async def bisect(call: ToolCall, app: AppName, limit: Some = 5, **wrong: Any) ->
     """The first commit of an app at which something is wrong, and the input record behind it.
 
     A binary search over all commits. Say what is wrong by `where`, a SELECT that returns rows when it is (its key
-    columns name the keys that are wrong), or by `check`, a condition that must hold of each row of `table`. Gives
-    the commit, the offsets that it read, the keys that it changed; `cause` by its class (record, records, duplicate,
-    watermark, time, absence, deploy, operation, unknown), whether that is proved, and what shows it; and `record`
-    (topic, partition, offset) where the cause is one, and the server has the program. Without that, the record is one
-    of `input`: `query` FROM input('topic') within these offsets narrows it, where the input is archived.
+    columns name the keys that are wrong) or a condition that wrong rows of `table` meet, or by `check`, a condition
+    that must hold of each row of `table`. Gives the commit, the offsets that it read, the keys that it changed; `cause`
+    by its class (record, records, duplicate, watermark, time, absence, deploy, operation, unknown), whether that is
+    proved, and what shows it; and `record` (topic, partition, offset) where the cause is one, and the server has the
+    program. Without that, the record is one of `input`: `query` FROM input('topic') within these offsets narrows it,
+    where the input is archived.
     """
     asked, masking = call.asked, call.masking
     asked.grant.check_all_tables("a search through the commits of an app")

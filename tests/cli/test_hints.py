@@ -62,11 +62,12 @@ def test_the_clone_that_bisect_proposes_can_be_made_again_and_again() -> None:
 
 @pytest.mark.parametrize("verb", ["query", "get", "verify", "clone"])
 def test_a_time_still_to_come_is_refused_by_every_verb_that_takes_a_ref(verb: str) -> None:
-    others = {"query": ["FROM carriers"], "get": ["carriers", "C1"], "clone": ["copy", *KAFKA], "verify": []}[verb]
-    result = slackwater(verb, "flights@9000-01-01", *others)
+    others = {"query": ["FROM carriers"], "get": ["C1"], "clone": ["copy", *KAFKA], "verify": []}[verb]
+    of = "flights/carriers" if verb == "get" else "flights"
+    result = slackwater(verb, f"{of}@9000-01-01", *others)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "9000-01-01 is still to come" in result.stderr
-    assert "flights@now" in result.stderr
+    assert f"{of}@now" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,18 @@ def test_a_time_still_to_come_is_refused_by_every_verb_that_takes_a_ref(verb: st
     [
         (("bisect", "flights", "--where", BAD, "--good", "before-release"), 1, "did you mean flights@before-release"),
         (("bisect", "flights@good", "--where", BAD), 2, "write `slackwater bisect flights`, and --good flights@good"),
-        (("bisect", "flights", "--where", "delay > 1000"), 2, "SELECT KEY FROM TABLE WHERE delay > 1000"),
+        (("bisect", "flights", "--where", "delay > 1000"), 2, "say which: flights/aircraft, or --table aircraft"),
+        (("query", "flights", "delay > 1000"), 2, "write a whole query: FROM TABLE WHERE delay > 1000"),
+        (("get", "flights", "carriers", "C1"), 2, "hint: write flights/carriers C1"),
+        (("get", "flights@-1h", "carriers", "C1"), 2, "hint: write flights/carriers@-1h C1"),
+        (("get", "flights", "C1"), 2, "hint: write flights/TABLE C1"),
+        (("history", "flights", "carriers", "C1"), 2, "hint: write flights/carriers C1"),
+        (("history", "flights/carriers@-1h", "C1"), 2, "hint: write flights/carriers\n"),
+        (("edit", "flights/carriers@-1h", "--sql", "DELETE FROM carriers"), 2, "hint: write flights/carriers\n"),
+        (("rescale", "flights/carriers@v2", "--partitions", "3"), 2, "hint: write flights/carriers\n"),
+        (("forget", "flights", "carriers", "C1"), 2, "hint: write flights/carriers C1"),
+        (("forget", "flights/carriers"), 2, "hint: write flights/carriers KEY"),
+        (("verify", "flights/carriers", "C1"), 2, "--forgotten goes with a key"),
         (("query", "flights", "FROM 'x.parquet'"), 1, "a query sees the app's tables only"),
         (("query", "flights", "FROM carriers", "--out", "nowhere/x.csv"), 1, "no folder nowhere\n"),
     ],
@@ -86,7 +98,10 @@ def test_an_error_says_what_was_nearly_right(words: tuple[str, ...], code: int, 
 
 
 def test_a_misspelled_query_is_not_taken_for_a_condition() -> None:
-    assert "SELECT KEY" not in slackwater("bisect", "flights", "--where", "SELEC 1 FROM carriers").stderr
+    for words in (("bisect", "flights", "--where"), ("query", "flights")):
+        result = slackwater(*words, "SELEC 1 FROM carriers")
+        assert result.exit_code == 2
+        assert "condition" not in result.stderr
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_the_version_is_the_packages() -> None:
 def test_an_unknown_verb_names_the_nearest_and_exits_with_2() -> None:
     result = CliRunner().invoke(main.app, ["statsu"])
     assert result.exit_code == 2
-    assert "'status'" in result.stderr
+    assert "slackwater status: " in result.stderr
 
 
 def test_a_missing_setting_is_a_usage_error() -> None:

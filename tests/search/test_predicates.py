@@ -5,8 +5,11 @@ from unittest import SkipTest
 
 import duckdb
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.search.predicate import Predicate, check
+from slackwater.moments.cut.resolve import resolve
+from slackwater.search.predicate import Context, Predicate, check, where
 from slackwater.search.search import bisect
 from slackwater.search.session import Command, Python, load
 from slackwater.search.verdict import Verdict
@@ -65,6 +68,76 @@ def test_a_check_of_single_rows_names_the_keys(app: FlightsApp, cache: SstCache)
     keys = find(app, cache, check(app.store, "flights", "carrier <> 'C1' OR delay >= 0")).keys
     assert keys is not None
     assert [change.key for change in keys] == [{"carrier": "C1"}]
+
+
+@pytest.mark.parametrize(
+    ("sql", "table"),
+    [
+        ("min(delay) < 0", "carriers"),
+        ("delay < 0", "carriers"),
+        ("carriers.delay < 0 -- of each", ""),
+        ("carrier = 'C1' AND delay < 0", ""),
+        ("(SELECT min(delay) FROM carriers) < 0", ""),
+        ("delay < (SELECT 0)", "carriers"),
+        ("sum(delay) OVER (PARTITION BY carrier) < 0", "carriers"),
+        ("FROM carriers WHERE delay < 0", ""),
+        ("WITH low AS (FROM carriers WHERE delay < 0) FROM low;", ""),
+        ("VALUES ((SELECT min(delay) FROM carriers))", ""),
+    ],
+)
+def test_a_where_is_a_query_or_a_condition(
+    app: FlightsApp, cache: SstCache, first_bad: int, sql: str, table: str
+) -> None:
+    if sql.startswith("VALUES"):  # always a row: a query, though it has no table behind a FROM
+        assert where(app.store, "flights", sql, table).sql == sql
+        return
+    verdict = find(app, cache, where(app.store, "flights", sql, table))
+    assert (verdict.stage, verdict.bad_version) == ("carriers", first_bad)
+    assert verdict.predicate.text == sql
+
+
+def test_a_where_over_rows_names_the_keys(app: FlightsApp, cache: SstCache) -> None:
+    keys = find(app, cache, where(app.store, "flights", "delay < 0", "carriers")).keys
+    assert keys is not None
+    assert [change.key for change in keys] == [{"carrier": "C1"}]
+
+
+@given(
+    column=st.sampled_from(["flights", "delay"]),
+    sign=st.sampled_from(["<", "<=", "=", ">=", ">"]),
+    number=st.integers(-6_000, 6_000),
+)
+def test_a_where_and_the_check_of_its_opposite_find_the_same_rows(
+    app: FlightsApp, cache: SstCache, column: str, sign: str, number: int
+) -> None:
+    condition = f"{column} {sign} {number}"
+    at = Context(app.store, cache, resolve(app.store, "flights", now_ms=app.clock.now_ms))
+    of_where = where(app.store, "flights", condition, "carriers").rows(at, 100)
+    of_check = check(app.store, "flights", f"NOT ({condition})", "carriers").rows(at, 100)
+    of_query = where(app.store, "flights", f"FROM carriers WHERE {condition}").rows(at, 100)
+    assert of_where.sort_by("carrier") == of_check.sort_by("carrier") == of_query.sort_by("carrier")
+
+
+@pytest.mark.parametrize(
+    ("sql", "table", "error", "words"),
+    [
+        ("delay < 0", "", Usage, "the where 'delay < 0' may be over aircraft or carriers"),
+        ("dealy < 0", "", Usage, "the where 'dealy < 0' fits no table"),
+        ("delay < 0", "carrierz", NotFound, "carriers"),
+        ("delay", "carriers", Usage, "expected one BOOLEAN"),
+        ("FROM carriers", "carriers", Usage, "beside a whole query"),
+    ],
+)
+def test_a_where_that_is_none_is_an_error_at_once(
+    app: FlightsApp, sql: str, table: str, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        where(app.store, "flights", sql, table)
+
+
+def test_a_where_cannot_break_out_of_its_condition(app: FlightsApp, cache: SstCache) -> None:
+    with pytest.raises(Usage, match="Parser Error"):
+        find(app, cache, where(app.store, "flights", "true); DROP TABLE carriers; SELECT (true", "carriers"))
 
 
 def test_a_check_of_nothing_holds(app: FlightsApp, cache: SstCache) -> None:

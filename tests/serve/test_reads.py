@@ -200,7 +200,7 @@ def test_what_is_forgotten_is_in_no_answer_any_more(
     assert ask(then, key=["C1", "C2"]).json["rows"][0] is not None
     assert ask(CARRIERS, key="C1").json["rows"] != [None]
     with client_of(app) as client:
-        client.app("flights").forget_keys({"carriers": ["C1"]})
+        client.app("flights").forget({"carriers": ["C1"]})
     wait_until(lambda: ask(CARRIERS, key="C1").json["rows"] == [None])
     first, second = ask(then, key=["C1", "C2"]).json["rows"]
     assert first is None

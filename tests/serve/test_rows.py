@@ -69,7 +69,7 @@ def test_an_answer_is_the_same_whether_rows_are_open_or_not(
                 patch.setattr(f"slackwater.{module}.now_ms", lambda now_ms=now_ms: now_ms)
             if isinstance(step, str):
                 with suppress(Refused):  # nothing holds it
-                    app.client.app(APP).forget_keys({TABLE: [step]})
+                    app.client.app(APP).forget({TABLE: [step]})
             else:
                 app.batch(step, now_ms)
             held.append(FreshMoment(app.client.app(APP).at(), is_newest=True))

@@ -68,18 +68,18 @@ def test_every_verb_works_on_it(checkpoint: MemoryCheckpoint, store: ObjectStore
     assert germany("shop") == {"orders": 9, "cents": 1e9}
     assert germany("shop/totals@v3") == {"orders": 3, "cents": 30.0}
     assert rows_of("shop", "SELECT count(*) AS n FROM totals_seen") == [{"n": 10}]
-    assert from_json("get", "shop", "totals", "DE")["row"] == {"country": "DE", "orders": 9, "cents": 1e9}
-    assert from_json("get", "shop", "totals_seen", "900", r"\N")["row"] == {"id": 900, "day": None}
+    assert from_json("get", "shop/totals", "DE")["row"] == {"country": "DE", "orders": 9, "cents": 1e9}
+    assert from_json("get", "shop/totals_seen", "900", r"\N")["row"] == {"id": 900, "day": None}
 
     differs = json.loads(slackwater("diff", "shop/totals@v3", "shop", "--json").stdout)
     assert {each["table"]: (each["added"], each["removed"], each["changed"]) for each in differs["tables"]} == {
         "totals": (3, 3, 1),
         "totals_seen": (6, 0, 0),
     }
-    changes = from_json("history", "shop", "totals", "DE")["changes"]
+    changes = from_json("history", "shop/totals", "DE")["changes"]
     assert [each["after"]["orders"] for each in changes] == [9, 8, 7, 6, 3, 2]
-    assert "orders[0] 70..80" in done("history", "shop", "totals", "DE")
-    assert len(from_json("history", "shop", "totals_seen", "700", r"\N")["changes"]) == 1
+    assert "orders[0] 70..80" in done("history", "shop/totals", "DE")
+    assert len(from_json("history", "shop/totals_seen", "700", r"\N")["changes"]) == 1
 
     found = from_json("bisect", "shop", "--where", WRONG)
     assert (found["stage"], found["first_bad"]["version"]) == ("totals", 5)
@@ -111,11 +111,11 @@ def test_a_copy_needs_no_kafka_and_can_follow_the_query_itself(
 ) -> None:
     assert "slackwater attach memory:checkpoint --app staging" in done("clone", "shop/totals@v3", "staging")
     assert rows_of("staging", "SELECT orders FROM totals WHERE country = 'DE'") == [{"orders": 3}]
-    done("clone", "shop", "newest")
-    done("clone", "refresh", "newest", "--dry-run")
+    done("clone", "shop", "anew")
+    done("clone", "refresh", "anew", "--dry-run")
     done("export", "shop", str(tmp_path / "folder"))
     done("import", str(tmp_path / "folder"), "imported")
-    for app in ("staging", "imported", "newest"):
+    for app in ("staging", "imported", "anew"):
         following = tail(store, SstCache(tmp_path / "cache", 1 << 30), checkpoint)
         following.app = app
         caught_up(following)
@@ -141,7 +141,7 @@ def test_a_key_of_any_table_is_forgotten_here_and_the_query_may_bring_it_back(
 
     # A text in another table's rows is no key of that table.
     done("forget", "shop", "--key", "totals=DE")
-    assert slackwater("get", "shop", "totals", "DE").exit_code == 1
+    assert slackwater("get", "shop/totals", "DE").exit_code == 1
     assert rows_of("shop", "SELECT count(*) AS n FROM totals_seen") == [{"n": 9}]
 
     commit(checkpoint, {"Seen": {(700, None): ()}})
@@ -155,7 +155,7 @@ def test_after_a_merge_it_goes_on(checkpoint: MemoryCheckpoint, store: ObjectSto
     done("compact", "shop", "--full")
     a_query(2, checkpoint)
     caught_up(tail(store, SstCache(tmp_path / "cache", 1 << 30), checkpoint))
-    assert from_json("get", "shop", "totals", "DE")["row"]["orders"] == 11
+    assert from_json("get", "shop/totals", "DE")["row"]["orders"] == 11
     assert "consistent" in done("verify", "shop", "--deep")
 
 

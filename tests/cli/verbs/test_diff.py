@@ -95,7 +95,7 @@ def test_diff_names_what_does_not_exist() -> None:
 
 @pytest.mark.usefixtures("app")
 def test_history_shows_each_change_of_a_key() -> None:
-    found = from_json("history", "flights", "carriers", "C1")
+    found = from_json("history", "flights/carriers", "C1")
     last = found["changes"][0]
     assert (last["version"], last["after_version"], last["change"]) == (6, 5, "changed")
     assert last["after"]["delay"] - last["before"]["delay"] == BROKEN.delay
@@ -103,15 +103,15 @@ def test_history_shows_each_change_of_a_key() -> None:
     assert [(each["change"], each["before"]) for each in found["changes"][-1:]] == [("added", None)]
     for newer, older in zip(found["changes"], found["changes"][1:], strict=False):
         assert newer["before"] == older["after"]
-    shown = done("history", "flights", "carriers", "C1")
+    shown = done("history", "flights/carriers", "C1")
     assert shown.splitlines()[0].split() == ["committed", "version", "column", "before", "after", "read"]
     assert "flights-by-carrier-repartition[" in shown
 
 
 @pytest.mark.usefixtures("app")
 def test_history_stops_at_its_limit_and_says_so() -> None:
-    result = slackwater("history", "flights", "carriers", "C1", "--limit", "1", "--verbose")
-    assert len(from_json("history", "flights", "carriers", "C1", "--limit", "1")["changes"]) == 1
+    result = slackwater("history", "flights/carriers", "C1", "--limit", "1", "--verbose")
+    assert len(from_json("history", "flights/carriers", "C1", "--limit", "1")["changes"]) == 1
     assert "the newest 1 change; --limit 0 shows all" in result.stderr
     assert "request" in result.stderr
 
@@ -119,22 +119,22 @@ def test_history_stops_at_its_limit_and_says_so() -> None:
 def test_history_of_a_removed_row_of_a_compacted_table(app: FlightsApp) -> None:
     removed = app.delete("carriers", "C1").version
     app.compact("carriers")
-    change = from_json("history", "flights", "carriers", "C1")["changes"][0]
+    change = from_json("history", "flights/carriers", "C1")["changes"][0]
     assert (change["version"], change["change"], change["after"]) == (removed, "removed", None)
 
 
 def test_history_of_a_clone_says_where_it_begins(app: FlightsApp) -> None:
     clone(app.store, BAD, "staging", topics={}, channels=app.kafka, by="test")
-    (change,) = from_json("history", "staging", "carriers", "C1")["changes"]
+    (change,) = from_json("history", "staging/carriers", "C1")["changes"]
     assert (change["inherited"], change["before"]) == ("clone", None)
-    assert "is a clone" in slackwater("history", "staging", "carriers", "C1").stderr
+    assert "is a clone" in slackwater("history", "staging/carriers", "C1").stderr
 
 
 @pytest.mark.usefixtures("app")
 def test_history_names_what_does_not_exist() -> None:
-    assert "never had a key ZZ" in done("history", "flights", "carriers", "ZZ")
-    for words in (("carrier", "C1"), ("legs", "C1")):
-        result = slackwater("history", "flights", *words)
+    assert "never had a key ZZ" in done("history", "flights/carriers", "ZZ")
+    for table in ("carrier", "legs"):
+        result = slackwater("history", f"flights/{table}", "C1")
         assert (result.exit_code, result.stdout) == (1, "")
         assert "carriers" in result.stderr
-    assert slackwater("history", "flights", "carriers", "C1", "C2").exit_code == 2
+    assert slackwater("history", "flights/carriers", "C1", "C2").exit_code == 2

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import shlex
 import subprocess
 import sys
 
@@ -36,7 +37,7 @@ def test_a_limit_of_0_is_all(words: tuple[str, ...]) -> None:
         (("query", "flights", "FROM carrier"), 1, "carriers"),
         (("query", "flights", "SELECT delai FROM carriers"), 1, "delay"),
         (("query", "flights@-5x", "SELECT 1"), 2, "flights@-5x"),
-        (("get", "flights", "carrier", "C1"), 1, "carriers"),
+        (("get", "flights/carrier", "C1"), 1, "carriers"),
         (("bisect", "flight", "--where", BAD), 1, "flights"),
         (("log", "flight"), 1, "flights"),
         (("snapshot", "show", "flights", "befor"), 1, "before"),
@@ -50,6 +51,108 @@ def test_what_does_not_exist_is_named_with_the_nearest(args: tuple[str, ...], co
     assert (result.exit_code, result.stdout) == (code, "")
     assert expected in result.stderr
     assert "Traceback" not in result.stderr
+
+
+NO_APP = """
+    status nosuch
+    status nosuch --cost
+    log nosuch
+    log nosuch --operations
+    verify nosuch
+    verify nosuch/aircraft N1 --forgotten
+    query nosuch
+    sql nosuch
+    export nosuch out
+    export nosuch/carriers out.csv
+    get nosuch/carriers C1
+    history nosuch/carriers C1
+    diff nosuch flights
+    diff flights nosuch
+    snapshot take nosuch
+    snapshot take nosuch x --no-wait
+    snapshot take nosuch x --instant
+    snapshot list nosuch
+    snapshot show nosuch x
+    snapshot rm nosuch x
+    bisect nosuch --where "FROM carriers"
+    bisect nosuch/carriers --where "delay > 1"
+    bisect start nosuch
+    bisect good nosuch
+    bisect log nosuch
+    bisect explain nosuch
+    bisect reset nosuch
+    rejected nosuch
+    rejected nosuch --retry
+    watch nosuch --once
+    clone nosuch x
+    clone list nosuch
+    clone refresh nosuch
+    clone rm nosuch
+    replicate nosuch --to elsewhere --once
+    replicate nosuch --to elsewhere --end
+    promote nosuch --over flights --kafka 127.0.0.1:1
+    promote flights --over nosuch --kafka 127.0.0.1:1
+    promote --back --over nosuch --kafka 127.0.0.1:1
+    rewind nosuch@-1h
+    rewind nosuch@-1h --keep-offsets
+    reset nosuch --all-topics --to-latest
+    edit nosuch/carriers --sql "DELETE FROM carriers"
+    forget nosuch/carriers C1
+    forget nosuch --give-up
+    rescale nosuch/carriers --partitions 3
+    retire nosuch/carriers
+    protect nosuch
+    protect nosuch --off
+    compact nosuch
+    gc nosuch
+    archive nosuch
+    token add t --app nosuch
+    app rm nosuch
+"""
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize("line", [line.strip() for line in NO_APP.splitlines() if line.strip()])
+def test_an_app_that_is_not_there_is_refused_by_every_verb_and_before_anything_else(line: str) -> None:
+    """In one sentence, with the apps that there are: nothing is promised, and no question is asked first."""
+    result = slackwater(*shlex.split(line))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[0] == "error: no app named 'nosuch'; there are: flights"
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("get flights/carrier C1", "no table of app 'flights' named 'carrier'; the nearest: carriers"),
+        ("history flights/carrier C1", "the nearest: carriers"),
+        ("export flights out.csv --table carrier", "the nearest: carriers"),
+        ("bisect flights/carrier --where 'delay > 1'", "the nearest: carriers"),
+        ("edit flights/carrier --sql 'DELETE FROM carriers'", "the nearest: carriers"),
+        ("forget flights/carrier C1", "the nearest: carriers"),
+        ("log flights --stage carrier", "the nearest: carriers"),
+        ("rejected flights --stage carrier", "the nearest: carriers"),
+        ("rescale flights/carrier --partitions 3", "the nearest: carriers"),
+        ("retire flights/carrier", "the nearest: carriers"),
+        ("compact flights --stage carrier", "the nearest: carriers"),
+        ("diff flights@~1 flights --table carrier", "the nearest: carriers"),
+        ("token add t --app flights --table carrier", "the nearest: carriers"),
+        ("snapshot show flights befor", "the nearest: before"),
+        ("snapshot rm flights befor", "the nearest: before"),
+        ("rewind flights@befor --keep-offsets", "the nearest: before"),
+        ("clone flights@befor x", "the nearest: before"),
+    ],
+)
+def test_tables_stages_and_snapshots_that_are_not_there_are_named_with_the_nearest(line: str, expected: str) -> None:
+    done("snapshot", "take", "flights", "before", "--instant")
+    result = slackwater(*shlex.split(line))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert expected in result.stderr
+
+
+@pytest.mark.usefixtures("app")
+def test_a_token_may_name_a_table_that_comes_beside_a_stage_later() -> None:
+    assert "carriers_rejected" in done("token", "add", "t", "--app", "flights", "--table", "carriers_rejected")
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf"])
@@ -76,7 +179,7 @@ def test_no_verb_loads_spark_or_kafka() -> None:
         ("snapshot", "take", "flights", "--instant"),
         ("snapshot", "list", "flights"),
         ("query", "flights", "FROM carriers"),
-        ("get", "flights", "carriers", "C1"),
+        ("get", "flights/carriers", "C1"),
         ("bisect", "flights", "--where", BAD),
     ]
     script = (
@@ -138,3 +241,21 @@ def test_a_terminal_gets_bold_headings_and_a_pipe_does_not() -> None:
     os.close(end)
     os.close(terminal)
     assert "\x1b" not in done("log", "flights")
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("snapshot", "take", "flights", "latest", "--instant"),
+        ("snapshot", "take", "flights", "5m", "--no-wait"),
+        ("clone", "flights", "yesterday"),
+        ("import", "exported", "5"),
+    ],
+)
+def test_nothing_is_made_under_a_name_that_reads_as_a_moment(words: tuple[str, ...]) -> None:
+    if words[0] == "import":
+        done("export", "flights@~1", "exported")
+    result = slackwater(*words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "would read as a moment of an app" in result.stderr

@@ -5,7 +5,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tests.cli.verbs.calling import done, from_json, slackwater
+from tests.cli.verbs.calling import done, from_json, rows_of, slackwater
 
 pytestmark = pytest.mark.usefixtures("isolated", "app")
 
@@ -24,3 +24,53 @@ def test_export_does_not_overwrite_without_being_told(tmp_path: Path) -> None:
     written = from_json("export", "flights", "out.duckdb", "--force", "--table", "carriers")
     assert written["tables"] == {"carriers": 3}
     assert written["bytes"] == (tmp_path / "out.duckdb").stat().st_size
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize(
+    ("words", "table"),
+    [
+        (("flights/carriers", "out.csv"), "carriers"),
+        (("flights", "out.csv", "--table", "aircraft"), "aircraft"),
+        (("flights/carriers@~1", "out.parquet"), "carriers"),
+        (("flights/carriers", "OUT.JSON"), "carriers"),
+    ],
+)
+def test_a_name_that_is_a_files_gets_a_file_of_one_table(words: tuple[str, ...], table: str) -> None:
+    """DuckDB reads from it what a query of the moment gives."""
+    shown = done("export", *words)
+    expected = rows_of(words[0], f"FROM {table} ORDER BY ALL")
+    assert shown == f"{len(expected)} rows of {table} in {words[1]}\n"
+    assert Path(words[1]).is_file()
+    reader = {"csv": "read_csv", "json": "read_json", "parquet": "read_parquet"}[words[1].rpartition(".")[2].lower()]
+    with duckdb.connect() as con:
+        found = con.sql(f"FROM {reader}('{words[1]}') ORDER BY ALL").fetchall()
+    assert found == [tuple(row.values()) for row in expected]
+    assert "is there already" in slackwater("export", *words).stderr
+    assert done("export", *words, "--force") == shown
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("export", "flights", "out.csv"), "slackwater export flights/aircraft out.csv"),
+        (("export", "flights@~1", "out.csv"), "slackwater export flights/aircraft@~1 out.csv"),
+        (("export", "flights", "out.csv", "--table", "a", "--table", "b"), "out.csv holds one table"),
+        (("export", "flights", "out.xlsx"), "a file is out.parquet, out.csv, out.json (one table) or out.duckdb"),
+        (("export", "flights", "out.tar"), "would be a folder"),
+        (("export", "flights", "--iceberg", "out.parquet"), "--iceberg out.parquet would be a folder"),
+        (("query", "flights", "--out", "out.csv"), "--out out.csv goes with a query"),
+        (("watch", "flights", "--once", "--reports", "out.html"), "--reports out.html would be a folder"),
+        (("dev", "up", "--folder", "out.db"), "--folder out.db would be a folder"),
+        (("adopt", "there", "out.txt", "--stage", "s", "--emit-program"), "a program is a Python file"),
+        (("replay", "flights/carriers@v2", "--code", "x.py", "--pytest", "out.txt"), "a test is a Python file"),
+        (("diff", "flights@~1", "flights", "--out", "out.xlsx"), "does not say its format"),
+    ],
+)
+def test_no_folder_is_made_under_the_name_of_a_file(words: tuple[str, ...], expected: str, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    result = slackwater(*words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert expected in result.stderr
+    assert sorted(tmp_path.iterdir()) == before

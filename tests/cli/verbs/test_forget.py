@@ -71,9 +71,14 @@ def test_it_is_done_and_looked_for_and_the_snapshot_says_so(app: FlightsApp, tmp
         (("forget", "flights", "--key", "aircraft=N999"), 1, "no object of flights under"),
         (("forget", "flights", "--give-up"), 1, "there is nothing to give up"),
         (("forget", "flights", "--give-up", *KEY), 2, "--give-up takes no keys"),
-        (("verify", "flights", "--forgotten"), 2, "--forgotten goes with --key"),
-        (("verify", "flights", *KEY), 2, "--forgotten goes with --key"),
-        (("verify", "flights@good", "--forgotten", *KEY), 2, "--forgotten is of a whole app"),
+        (("forget", "flights/aircraft", "N003", *KEY), 2, "keys are given twice"),
+        (("forget", "flights/planes", "N003"), 1, "planes"),
+        (("forget", "flights/aircraft@-1h", "N003"), 2, "this is of all versions of an app"),
+        (("forget", "flights/aircraft", "N003", "N004"), 2, "the key of table 'aircraft' is tail (string); found 2"),
+        (("forget", "flights/aircraft", "N003", "--give-up"), 2, "--give-up takes no keys"),
+        (("verify", "flights", "--forgotten"), 2, "--forgotten goes with a key"),
+        (("verify", "flights", *KEY), 2, "--forgotten goes with a key"),
+        (("verify", "flights@good", "--forgotten", *KEY), 2, "this is of all versions of an app"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(
@@ -123,3 +128,14 @@ def test_a_file_of_keys_is_read_to_the_letter(app: FlightsApp, tmp_path: Path, e
     file.write_bytes(b"\xef\xbb\xbf" + ending.join(lines).encode())
     said = done("forget", "flights", "--keys", str(file))
     assert said.startswith("forgot 3 keys in flights: 3 stored rows")
+
+
+@pytest.mark.usefixtures("app")
+def test_a_key_is_forgotten_as_it_is_got() -> None:
+    """`APP/TABLE KEY` and `--key TABLE=KEY` are the same key: what one began, the other finds done."""
+    assert from_json("forget", "flights/aircraft", "N003", "--dry-run") == from_json(
+        "forget", "flights", *KEY, "--dry-run"
+    )
+    assert done("forget", "flights/aircraft", "N003").startswith("forgot 1 key in flights: ")
+    assert slackwater("get", "flights/aircraft", "N003").exit_code == 1
+    assert done("verify", "flights/aircraft", "N003", "--forgotten") == done("verify", "flights", "--forgotten", *KEY)

@@ -154,9 +154,9 @@ LOOKS = {
     "verify": ("flights@good", "--deep"),
     "query": ("flights", "FROM carriers"),
     "sql": ("flights",),
-    "get": ("flights", "carriers", "C1"),
+    "get": ("flights/carriers", "C1"),
     "diff": ("flights@good", "flights@good"),
-    "history": ("flights", "carriers", "C1"),
+    "history": ("flights/carriers", "C1"),
     "bisect": ("flights", "--where", "SELECT carrier FROM carriers WHERE delay > 100"),
 }
 CHANGES_ELSEWHERE = {

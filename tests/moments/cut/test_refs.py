@@ -1,3 +1,4 @@
+import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -6,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Usage
-from slackwater.moments.cut.refs import AtTime, Back, Latest, Named, Ref, Version, When, check_snapshot_name, parse
+from slackwater.moments.cut.refs import AtTime, Back, Latest, Named, Ref, Version, When, check_new_name, parse
 from slackwater.store.versions.keys import check_name
 
 NOW_MS = 1_795_245_120_000
@@ -88,9 +89,7 @@ def test_another_machines_clock_may_be_a_minute_ahead() -> None:
         "flights/a/b",
         "flights@",
         "flights@Not A Name",
-        "flights@-5",
         "flights@-5y",
-        "flights@~",
         "flights@~x",
         "flights@2026-13-01",
         "flights@2026-11-21T25:00",
@@ -111,17 +110,114 @@ def test_a_version_without_a_stage_says_how_to_name_one() -> None:
     assert "flights/STAGE@v42" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["now", "v42", "2026-11-21", "2026-11-21t07", "-5m", "~3", "a b", ""])
-def test_a_snapshot_cannot_have_a_name_that_reads_as_something_else(name: str) -> None:
-    with pytest.raises(Usage):
-        check_snapshot_name(name)
+@pytest.mark.parametrize(
+    ("when", "forms"),
+    [
+        ("5m", ["flights@-5m for 5m ago"]),
+        ("+5m", ["flights@-5m for"]),
+        ("1d12h", ["flights@-1d12h for"]),
+        ("5 minutes ago", ["flights@-5m for"]),
+        ("5-minutes-ago", ["flights@-5m for"]),
+        ("-5 min ago", ["flights@-5m for"]),
+        ("5", ["flights@~5 for 5 commits of data back", "flights/STAGE@v5 for version 5"]),
+        ("-5", ["flights@~5 for"]),
+        ("~", ["flights@~1 for 1 commit of data back"]),
+        ("HEAD", ["flights@now for"]),
+        ("HEAD~3", ["flights@~3 for"]),
+        ("latest^^", ["flights@~2 for"]),
+        ("latest", ["flights@now for"]),
+        ("V5", ["flights/STAGE@v5 for"]),
+        ("version 5", ["flights/STAGE@v5 for"]),
+        ("20261121", ["flights@2026-11-21 for"]),
+        ("2026/11/21", ["flights@2026-11-21 for"]),
+        ("1795245120000", ["flights@2026-11-21T07:12:00.000Z for"]),
+        ("beginning", ["slackwater log flights --limit 0"]),
+    ],
+)
+def test_words_that_look_like_a_moment_are_answered_with_the_form_that_was_meant(when: str, forms: list[str]) -> None:
+    with pytest.raises(Usage, match=r"names no moment") as caught:
+        parse(f"flights@{when}", now_ms=NOW_MS)
+    assert repr(f"flights@{when}") in caught.value.message
+    assert [form for form in forms if form not in caught.value.hint] == []
+
+
+def test_days_and_times_of_day_are_those_of_this_time_zone(time_zone: str) -> None:
+    hints = {}
+    for when in ("yesterday", "today", "02:30"):
+        with pytest.raises(Usage) as caught:
+            parse(f"flights/routes@{when}", now_ms=NOW_MS)
+        hints[when] = caught.value.hint
+    # In New York it is twelve past two in the morning then, and the same day.
+    assert "flights/routes@2026-11-20 for" in hints["yesterday"]
+    assert "flights/routes@-1d for" in hints["yesterday"]
+    assert "flights/routes@2026-11-21 for" in hints["today"]
+    assert "flights/routes@2026-11-21T02:30 for" in hints["02:30"]
+
+
+LOOKALIKES = [
+    "5m",
+    "90s",
+    "7d",
+    "1d12h",
+    "5min",
+    "5",
+    "0",
+    "yesterday",
+    "today",
+    "latest",
+    "head",
+    "newest",
+    "oldest",
+    "20261121",
+]
+
+
+@pytest.mark.parametrize("what", ["snapshot", "app"])
+@pytest.mark.parametrize(
+    "name",
+    ["now", "v42", "2026-11-21", "2026-11-21t07", "-5m", "~3", "a b", "", *LOOKALIKES, "beginning", "1_week_ago"],
+)
+def test_nothing_new_can_have_a_name_that_reads_as_a_moment(what: str, name: str) -> None:
+    with pytest.raises(Usage, match=f"^{what} name {name!r} "):
+        check_new_name(what, name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "last-good",
+        "20261121-071205",
+        "before-upgrade",
+        "clone-5m",
+        "mon",
+        "first",
+        "last",
+        "start",
+        "v",
+        "5x",
+        "today-2",
+        "release-5",
+        "1a",
+    ],
+)
+def test_other_names_are_taken(name: str) -> None:
+    assert check_new_name("snapshot", name) == name
+
+
+@given(st.integers(0, 10**9), st.sampled_from(["ms", "s", "m", "h", "d", "w", " minutes", " weeks ago"]))
+def test_the_form_for_a_span_without_its_minus_is_that_span_ago(number: int, unit: str) -> None:
+    with pytest.raises(Usage) as caught:
+        parse(f"flights@{number}{unit}", now_ms=NOW_MS)
+    (ref,) = re.findall(r"write (\S+) for ", caught.value.hint)
+    expected = parse(f"flights@-{number}{unit.removesuffix(' ago')}", now_ms=NOW_MS).moment
+    assert parse(ref, now_ms=NOW_MS).moment == expected
 
 
 @given(st.from_regex(r"[a-z0-9][a-z0-9_-]{0,62}", fullmatch=True))
 def test_a_name_that_a_snapshot_may_have_is_found_again_by_its_ref(name: str) -> None:
     assert check_name("snapshot", name) == name
     try:
-        check_snapshot_name(name)
+        check_new_name("snapshot", name)
     except Usage:
         return
     assert parse(f"app@{name}", now_ms=NOW_MS).moment == Named(name)

@@ -112,11 +112,14 @@ def test_query_and_get_show_no_row_that_has_expired(cache: SstCache, tmp_path: P
     if stage:
         store.put(keys.manifest("app", "other", 1), b"{}")
 
+    def of_table(ref: str) -> str:
+        return ref if "/" in ref else "app/stage".join(ref.split("app", 1))
+
     def shown(ref: str) -> list[str]:
         query = CliRunner().invoke(main.app, ["query", ref, "SELECT k FROM stage ORDER BY k"])
         assert query.exit_code == 0, query.output
         found = query.stdout.split()[1:]
-        got = [CliRunner().invoke(main.app, ["get", ref, "stage", key]).exit_code for key in "ab"]
+        got = [CliRunner().invoke(main.app, ["get", of_table(ref), key]).exit_code for key in "ab"]
         assert got == [0 if key in found else 1 for key in "ab"]
         return found
 

@@ -82,7 +82,7 @@ def test_a_bundle_and_its_test_need_neither_kafka_nor_the_store(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = largest_batch(ledger, "branches")
-    shown = slackwater("replay", ref, "--code", str(LEDGER), "--key", "3", "--pytest", "test_three.py")
+    shown = slackwater("replay", ref, "3", "--code", str(LEDGER), "--pytest", "test_three.py")
     assert shown.exit_code == 0, shown.output
     assert "gives what was committed" in shown.stdout
     for name in ("SLACKWATER_STORE", "SLACKWATER_KAFKA"):

@@ -1,0 +1,79 @@
+"""Words that people type for a verb, as they know it from git, docker, kubectl or SQL, and what each is called here."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+_SYNONYMS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("list", "ls", "apps"): ("status", "snapshot list", "clone list", "token list"),
+    ("ps", "top", "lag", "state"): ("status",),
+    ("show", "describe", "desc", "info", "inspect"): ("status", "snapshot show", "query", "dev status"),
+    ("tables", "schema", "columns", "select"): ("query",),
+    ("shell", "repl", "console", "psql", "duckdb"): ("sql", "query"),
+    ("version", "v"): ("--version",),
+    ("help", "man", "usage"): ("--help",),
+    ("rollback", "undo", "revert", "checkout", "back"): ("rewind",),
+    ("restore",): ("rewind", "recover", "import"),
+    ("seek", "offsets", "reset-offsets"): ("reset",),
+    ("delete", "remove", "rm", "del", "drop", "destroy", "uninstall"): (
+        *("app rm", "snapshot rm", "clone rm", "token rm", "edit", "forget"),
+    ),
+    ("revoke",): ("token rm",),
+    ("erase", "gdpr", "redact", "anonymize", "purge"): ("forget",),
+    ("create", "new", "make", "add"): ("run", "snapshot take", "clone", "token add"),
+    ("take", "checkpoint", "savepoint", "tag", "save", "pin", "snap", "snapshots"): ("snapshot take", "snapshot list"),
+    ("branch", "fork", "clones"): ("clone", "clone list"),
+    ("copy", "cp", "duplicate"): ("clone", "export", "replicate"),
+    ("backup", "dump", "download", "unload", "extract"): ("export", "replicate"),
+    ("load", "seed", "ingest", "bootstrap", "insert"): ("init", "import", "edit"),
+    ("start", "begin"): ("run", "dev up", "bisect start"),
+    ("up", "kafka", "demo", "install"): ("dev up",),
+    ("stop", "down", "kill", "shutdown"): ("dev down",),
+    ("logs", "commits", "versions", "changes", "reflog"): ("log", "dev status"),
+    ("audit", "operations", "events", "who"): ("log --operations",),
+    ("blame", "why", "trace", "lineage", "changelog"): ("history", "bisect"),
+    ("search", "find", "debug"): ("bisect", "query"),
+    ("abort", "quit", "cancel"): ("bisect reset",),
+    ("lookup", "read", "key", "row", "fetch", "cat"): ("get",),
+    ("compare",): ("diff",),
+    ("test", "try", "dry-run", "preview"): ("trial", "check"),
+    ("validate", "fsck", "doctor", "health"): ("verify", "check"),
+    ("deploy", "release", "switch", "swap", "cutover", "merge"): ("promote", "migrate"),
+    ("upgrade", "alter", "evolve", "rename"): ("migrate",),
+    ("update", "set", "put", "patch", "fix", "upsert"): ("edit", "migrate"),
+    ("backfill",): ("migrate --backfill",),
+    ("repartition", "scale", "resize"): ("rescale",),
+    ("vacuum", "clean", "cleanup", "prune", "expire", "retention"): ("gc", "compact"),
+    ("compaction", "optimize", "rewrite"): ("compact",),
+    ("mirror", "sync", "replica", "replicas"): ("replicate",),
+    ("failover", "recovery"): ("recover",),
+    ("monitor", "alert", "invariants", "tail", "follow"): ("watch", "log"),
+    ("errors", "dlq", "failed", "quarantine", "retry"): ("rejected",),
+    ("api", "server", "http", "ui", "page", "web"): ("serve",),
+    ("agent", "agents"): ("mcp",),
+    ("lock", "unlock", "unprotect"): ("protect",),
+    ("auth", "login", "grant", "users", "tokens"): ("token add", "token list"),
+    ("iceberg",): ("export",),
+}
+_IN_GROUPS = {
+    **dict.fromkeys(("app list", "app ls", "app show", "app describe", "app status"), ("status",)),
+    **dict.fromkeys(("app create", "app new", "app add"), ("run",)),
+    **dict.fromkeys(("snapshot restore", "snapshot rollback"), ("rewind",)),
+}
+SYNONYMS = {word: commands for words, commands in _SYNONYMS.items() for word in words}
+"""By word, the commands that may be meant, the likeliest first, as they are typed behind `slackwater`."""
+
+
+def meant(word: str, group: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The commands that a word may mean which is none in a group, whose commands are `known`; `group` is empty for all.
+
+    What the group has goes first: behind `snapshot`, `delete` means `snapshot rm`. Then come near spellings.
+    """
+    word = word.lower()
+    if special := _IN_GROUPS.get(f"{group} {word}"):
+        return special
+    near = () if word in SYNONYMS else get_close_matches(word, {*known, *SYNONYMS}, n=3, cutoff=0.65)
+    if own := tuple(f"{group} {each}".strip() for each in near if each in known):
+        return own
+    commands = SYNONYMS.get(near[0] if near else word, ())
+    inside = tuple(each for each in commands if group and f"{each} ".startswith(f"{group} "))
+    return inside or commands

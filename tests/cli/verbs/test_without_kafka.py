@@ -1,0 +1,80 @@
+"""Clones and imports without Kafka: an app without topics of its own has nothing to ask."""
+
+import pytest
+from msgspec.structs import replace
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions import apps
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.manifest import AppInfo, Column, Input, Table
+
+from tests.cli.verbs.calling import done, from_json, rows_of, slackwater
+from tests.support.histories import START_MS
+from tests.support.manifests import claim
+from tests.support.state_rows import write_version
+
+pytestmark = pytest.mark.usefixtures("isolated")
+
+TOTALS = Table((Column("k", "string"),), (Column("n", "int64"),), 1)
+NOTE = "note: nothing says where Kafka is (--kafka), so nobody looked if 'orders' still has the offsets\n"
+
+
+@pytest.fixture
+def shop(store: ObjectStore) -> ObjectStore:
+    """An app of one stage, which reads a user's topic and has none of its own; two batches."""
+    apps.ensure_app(store, AppInfo("app", START_MS))
+    first = Input("orders", (0, 0))
+    head = claim(
+        store,
+        "app",
+        "stage",
+        writer="w",
+        by="test:1",
+        now_ms=START_MS,
+        build=lambda draft: replace(draft, table=TOTALS, inputs={"orders": first}),
+    )
+    for number in (1, 2):
+        draft = successor(head, kind="batch", epoch=1, writer="w", by="test:1", now_ms=START_MS + number * 1_000)
+        ssts = write_version(store, None, TOTALS, {("a",): (number,), (f"k{number}",): (number,)}, draft.version)
+        source = replace(first, offsets=(number, number), rows=2)
+        head = replace(draft, inputs={"orders": source}, ssts=(*ssts, *draft.ssts))
+        commit(store, head)
+    return store
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_clone_of_an_app_without_topics_of_its_own_needs_no_kafka() -> None:
+    result = slackwater("clone", "app@~1", "copy")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == NOTE
+    assert rows_of("copy", "FROM stage ORDER BY k") == [{"k": "a", "n": 1}, {"k": "k1", "n": 1}]
+    (stage,) = from_json("status", "copy")[0]["stages"]
+    assert [each["topic"] for each in stage["inputs"]] == ["orders"]
+    assert slackwater("clone", "refresh", "copy").exit_code == 0
+    assert rows_of("copy", "SELECT n FROM stage WHERE k = 'a'") == [{"n": 2}]
+    assert done("clone", "rm", "copy")
+
+
+@pytest.mark.usefixtures("shop")
+def test_so_does_an_import() -> None:
+    done("export", "app", "out")
+    result = slackwater("import", "out", "copy")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == NOTE
+    assert rows_of("copy", "FROM stage ORDER BY k") == rows_of("app", "FROM stage ORDER BY k")
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize("more", [("--topic", "orders=mirrored"), ("--topic", "orders=mirrored", "--dry-run")])
+def test_another_topic_is_looked_at(more: tuple[str, ...]) -> None:
+    """What the clone is to read instead must be there: nothing is made before somebody has looked."""
+    result = slackwater("clone", "app", "copy", *more)
+    assert (result.exit_code, "nothing says where the Kafka brokers are" in result.stderr) == (2, True)
+    assert slackwater("status", "copy").exit_code == 1
+
+
+@pytest.mark.usefixtures("app")
+def test_an_app_whose_topics_must_be_made_needs_it() -> None:
+    result = slackwater("clone", "flights@~1", "copy")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "nothing says where the Kafka brokers are" in result.stderr.splitlines()[0]
+    assert slackwater("status", "copy").exit_code == 1
