@@ -21,6 +21,7 @@ class Verb(TyperCommand):
     """A verb that takes numbers below zero for what they are: no option is called so."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put such numbers behind the options, where they are arguments."""
         return super().parse_args(ctx, self._sorted(args) if any(map(_BELOW_ZERO.fullmatch, args)) else args)
 
     def _sorted(self, args: list[str]) -> list[str]:

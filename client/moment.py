@@ -229,7 +229,6 @@ class Moment(Shown):
             Refused: there is such a file or folder already, it cannot be written, or records in flight are gone.
         """
         from ..moments.query.export import ENDINGS
-
         from ..results import values
 
         where = Path(path)
