@@ -220,11 +220,12 @@ class MemoryKafka:
                 time.sleep(_LOOK_S)
 
     def read_all(
-        self, topic: str, partition: int, start: int, end: int, patience_s: float, *, lossy: bool
+        self, topic: str, partition: int, start: int, end: int, patience_s: float, *, lossy: bool, topic_id: str = ""
     ) -> tuple[list[Sequence[_Message]], list[Gone]]:
         """What `read` gives, and what is gone, at once: for another process."""
         gone: list[Gone] = []
-        chunks = self.read(topic, partition, start, end, patience_s=patience_s, gone=gone if lossy else None)
+        where = topic, partition, start, end
+        chunks = self.read(*where, patience_s=patience_s, gone=gone if lossy else None, topic_id=topic_id)
         return list(chunks), gone
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:

@@ -17,6 +17,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, cast
 
 from ...errors import Gone, Refused, Unavailable
+from ...fold.topics import TopicState
 from .memory import MemoryKafka, MemoryTransactions
 from .protocol import Headers, Message, Offsets, Properties, Record, TransactionSettings
 
@@ -120,6 +121,12 @@ class RemoteMemory:
     def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         return cast("Offsets", self._call(0, "offsets_since", topic, times_ms))
 
+    def state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
+        return cast("TopicState", self._call(0, "state", topic))
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        return cast("dict[str, str]", self._call(0, "topic_ids", list(topics)))
+
     def topic_id(self, topic: str) -> str:
         return str(self._call(0, "topic_id", topic))
 
@@ -137,13 +144,25 @@ class RemoteMemory:
     def retention_ms(self, topic: str) -> int | None:
         return cast("int | None", self._call(0, "retention_ms", topic))
 
+    def max_message_bytes(self, topic: str) -> int | None:
+        return cast("int | None", self._call(0, "max_message_bytes", topic))
+
     def not_writable(self, topic: str) -> Refused | None:
         return cast("Refused | None", self._call(0, "not_writable", topic))
 
     def read(
-        self, topic: str, partition: int, start: int, end: int, *, patience_s: float, gone: list[Gone] | None = None
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        patience_s: float,
+        gone: list[Gone] | None = None,
+        topic_id: str = "",
     ) -> Iterator[Sequence[Message]]:
-        chunks, lost = self._call(0, "read_all", topic, partition, start, end, patience_s, lossy=gone is not None)
+        where = topic, partition, start, end, patience_s
+        chunks, lost = self._call(0, "read_all", *where, lossy=gone is not None, topic_id=topic_id)
         if gone is not None:
             gone += lost
         yield from chunks
