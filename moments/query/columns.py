@@ -12,6 +12,7 @@ from numbers import Integral
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import NotFound, Usage
 from ...store.objects.protocol import ObjectStore
@@ -173,6 +174,9 @@ def _parse(value: object, kind: pa.DataType) -> pa.Array:
         if not isinstance(value, dict) or value.keys() != {field.name for field in fields}:
             raise ValueError(f"expected an object with {', '.join(field.name for field in fields)}")
         return pa.StructArray.from_arrays([_parse(value[field.name], field.type) for field in fields], fields=fields)
+    if isinstance(value, bytes) and pa.types.is_string(kind):
+        # A key may be no UTF-8, which no text names.
+        return pa.array([value], pa.binary()).cast(options=pc.CastOptions(kind, allow_invalid_utf8=True))
     if not isinstance(value, str):
         if pa.types.is_integer(kind) and not isinstance(value, Integral):
             raise ValueError("Arrow would cut off what lies behind the point")

@@ -76,10 +76,10 @@ def output_topic_of(one: Repartition | Sink, base: Manifest, published: Mapping[
     return OutputTopic(one.name, topic, encoding=one.encoding, published_to=to, rejects=one.on_error == "reject")
 
 
+_MOST_PUBLISHED = MOST_RECORD - (64 << 10)
+"""Bytes that a sink's record may have at most: on its way it is a row of a message."""
 _LIMIT_S = 60.0
 """For so long what a topic says that it takes is believed."""
-
-
 _limits: TTLCache[tuple[str, str], int] = TTLCache(1_000, _LIMIT_S)
 """By broker and topic."""
 
@@ -96,7 +96,7 @@ def check_sizes(
     limit = _limits.get(place)
     if limit is None or most > limit:
         # It may have been raised since it was asked for.
-        limit = _limits[place] = min(kafka.max_message_bytes(target.published_to) or MOST_RECORD, MOST_RECORD)
+        limit = _limits[place] = min(_limit(kafka, target.published_to) or _MOST_PUBLISHED, _MOST_PUBLISHED)
     if most <= limit:
         return records, ()
     large, unsent = np.flatnonzero(sizes > limit), list[Unsent]()
@@ -110,10 +110,17 @@ def check_sizes(
         )
         if not target.rejects:
             raise BadRecord(
-                f"{unsent[0].why}; nothing was committed: raise what the topic takes, up to {MOST_RECORD:,}, or have "
-                'such records set aside by sink(..., on_error="reject")'
+                f"{unsent[0].why}; nothing was committed: raise what the topic takes, up to {_MOST_PUBLISHED:,}, or "
+                'have such records set aside by sink(..., on_error="reject")'
             )
     return records.filter(pa.array(sizes <= limit)), tuple(unsent)
+
+
+def _limit(kafka: Kafka, topic: str) -> int | None:
+    """What a topic takes of a record of this size; None where nobody knows."""
+    named = (kafka.properties.get(name, "none") for name in ("compression.type", "compression.codec"))
+    # Of records that are compressed nobody knows before how large they are then.
+    return None if any(codec != "none" for codec in named) else kafka.max_message_bytes(topic)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class TooLarge(NamedTuple):
         key = "no key" if self.key is None else f"key {self.key[:_SHOWN].decode(errors='backslashreplace')!r}"
         size = f" of {self.size:,} bytes" if self.size else ""
         limit = f" {self.limit:,}" if self.limit is not None else ""
-        return f"the record with {key}{size} is larger than it takes (max.message.bytes{limit})"
+        return f"the record with {key}{size} is larger than the topic takes (max.message.bytes{limit})"
 
 
 _SHOWN = 200

@@ -82,6 +82,9 @@ def test_get_history_and_diff_show_every_value(client: tuple[Client, list[str]],
         {name: it for name, it in shown(row, in_sql=False).items() if name != "city"} for row in (SECOND[1], FIRST[2])
     ]
     assert [change.after for change in app.history("cities", "München")] == keyless
+    # A key that no text names has its bytes.
+    assert now.get("cities", LATIN) == shown(SECOND[0], in_sql=False)
+    assert len(app.history("cities", LATIN)) == 2
     (table,) = app.diff("1970-01-01T00:02:00Z", "now").values()
     found = {change.key["city"]: change for change in table.found.changes}
     assert found[text(LATIN)].after == {

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from slackwater.errors import BadRecord
 from slackwater.pipeline.api.sink import sink
 from slackwater.pipeline.batch.task import OutputTopic, WriteTask, check_sizes
+from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import RowTooLarge, decode, split
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.kafka.protocol import MOST_RECORD
+from slackwater.pipeline.kafka.protocol import MOST_RECORD, Properties
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.spark.places import Places
 from slackwater.store.archive.columns import HEADERS
@@ -87,8 +88,8 @@ def records(*sizes: int) -> pa.Table:
 def test_a_record_that_a_sinks_topic_does_not_take_is_named() -> None:
     sinks, rows = Sinks(1_000), records(10, 2_000, 10)
     size = len(batch(b"k2000", bytes(2_000), []))
-    said = rf"^sink 'out' at v7: the record with key 'k2000' of {size:,} bytes is larger than it takes \(max.message"
-    with pytest.raises(BadRecord, match=said + r".bytes 1,000\); .*on_error=\"reject\""):
+    said = rf"^sink 'out' at v7: the record with key 'k2000' of {size:,} bytes is larger than the topic takes "
+    with pytest.raises(BadRecord, match=said + r"\(max.message.bytes 1,000\); .*on_error=\"reject\""):
         check_sizes(sinks.kafka, sinks.target, rows, 7)
 
 
@@ -101,6 +102,29 @@ def test_a_sink_that_rejects_goes_on_with_the_others() -> None:
         assert taken == exact.take(pa.array(fit))
         left = exact.take(pa.array(sorted({0, 1, 2} - {*fit}), pa.int64())).to_pylist()
         assert [(one.key, one.value) for one in unsent] == [(row["key"], row["value"]) for row in left]
+
+
+def test_of_records_that_will_be_compressed_nobody_knows_the_size() -> None:
+    sinks = Sinks(1_000, rejects=True)
+    compressing = Compressing(sinks.kafka.properties["bootstrap.servers"])
+    compressing.create_topics({"out": 1}, config={"max.message.bytes": "1000"})
+    assert check_sizes(compressing, sinks.target, records(2_000), 7)[1] == ()
+    assert len(check_sizes(compressing, sinks.target, records(MOST_RECORD), 7)[1]) == 1
+
+
+class Compressing(MemoryKafka):
+    @property
+    def properties(self) -> Properties:
+        return {**super().properties, "compression.type": "zstd"}
+
+
+def test_the_largest_record_that_is_published_has_room_in_a_message() -> None:
+    sinks = Sinks(1 << 30, rejects=True)
+    most = MOST_RECORD - (64 << 10) - 100
+    rows = records(most, MOST_RECORD)
+    taken, unsent = check_sizes(sinks.kafka, sinks.target, rows, 7)
+    assert (taken.num_rows, len(unsent)) == (1, 1)
+    assert len([*split(taken, np.zeros(1, np.int32))]) == 1
 
 
 def test_what_a_topic_takes_is_asked_again_when_a_record_is_larger() -> None:
