@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from importlib import resources
 
 import pyarrow as pa
@@ -56,6 +55,8 @@ def spark_session(
     Connect, and where Spark does not start, most often for want of Java, or its JVM ended while it was used.
     """
     check_start(master, conf or {})
+    if running_session() is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        find_java("Spark")
     log4j = resources.files(__package__) / "log4j2.properties"
     settings = {
         "spark.app.name": app,
@@ -132,19 +133,10 @@ def spark_session(
 
 
 def check_start(master: str | None, conf: Mapping[str, str]) -> None:
-    """What can be known of a start of Spark before it takes its seconds.
-
-    Raises `Refused` for Spark Connect, `Usage` for a master that is none, and as `find_java`, unless Spark runs here.
-    """
+    """Raise `Refused` for Spark Connect and `Usage` for a master that is none, before Spark takes its seconds."""
     check_not_connect(master, conf)
-    if running_session() is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+    if running_session() is None:
         check_master(conf.get("spark.master", master))
-        _java(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
-
-
-@cache
-def _java(_home: str, _path: str) -> str:
-    return find_java("Spark")
 
 
 def running_session() -> SparkSession | None:

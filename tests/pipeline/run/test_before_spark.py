@@ -6,6 +6,7 @@ import pytest
 import slackwater as sw
 from slackwater.cli import main
 from slackwater.errors import NotFound, Usage
+from slackwater.pipeline.kafka.memory import MemoryKafka
 from typer.testing import CliRunner
 
 # Any command that waits for Kafka would wait longer than the test may: nothing listens at port 1.
@@ -16,10 +17,10 @@ HEAD = ["import slackwater as sw", "app = sw.App('shop')"]
 FUNCTION = "def countries(messages): return messages"
 
 
-def shown(*lines: str, words: tuple[str, ...] = ("run",)) -> tuple[int, str]:
+def shown(*lines: str, words: tuple[str, ...] = ("run",), kafka: str = "localhost:1") -> tuple[int, str]:
     """The exit code and the message of a verb that gets a program with these lines."""
     Path("shop.py").write_text("\n".join(lines))
-    result = CliRunner().invoke(main.app, [*words, "shop.py", "--kafka", "localhost:1", "--patience", "30s"])
+    result = CliRunner().invoke(main.app, [*words, "shop.py", "--kafka", kafka, "--patience", "30s"])
     return result.exit_code, result.stderr
 
 
@@ -109,12 +110,13 @@ def test_an_option_that_cannot_work_is_refused_at_once(words: tuple[str, ...], s
 
 
 @pytest.mark.parametrize("java", ["nowhere", "empty"])
-def test_a_java_that_is_missing_is_named_before_anything_is_waited_for(
-    java: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_java_that_is_missing_is_named(
+    java: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_kafka: MemoryKafka
 ) -> None:
+    memory_kafka.create_topics({"orders": 1})
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / java))
-    code, message = shown(*HEAD, STAGE, FUNCTION)
+    code, message = shown(*HEAD, STAGE, FUNCTION, kafka=memory_kafka.address)
     assert code == 1
     assert f"Spark needs Java 17 or newer, and there is no java in JAVA_HOME ({tmp_path / java})" in message
     assert "or set JAVA_HOME" in message
