@@ -149,7 +149,9 @@ def wrong(verdict: Mapping[str, Any], shown: str, plant: Plant, truth: Truth, *,
         right = "/".join(sorted(plant.causes))
         yield f"the class: {cause['class']} (proved: {cause['proved']}), and it is {right}: {cause['sentence']}"
         return
-    if not cause["proved"]:
+    if cause["class"] == "unknown":
+        return
+    if not cause["proved"] and cause["class"] != "absence":
         yield f"it is not proved: {cause['sentence']}"
     if whole:
         yield from _record(cause, plant, truth, version)

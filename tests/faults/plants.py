@@ -186,7 +186,17 @@ class Planter:
                 f"SELECT * FROM totals WHERE k = '{key}' AND (SELECT max(last_seq) FROM totals) - last_seq > {gap}",
             )
         )
-        plant = Plant("absence", "totals", where, frozenset({"absence"}), key=key)
+        causes = frozenset({"absence"})
+        if self.random.random() < 0.3:
+            # It names no key: then nobody can say of which key nothing came.
+            causes |= {"unknown"}
+            where = self.random.choice(
+                (
+                    f"SELECT 1 {where.partition(' ')[2].partition(' ')[2]}",
+                    f"SELECT count(*) {where.partition(' ')[2].partition(' ')[2]} HAVING count(*) > 0",
+                )
+            )
+        plant = Plant("absence", "totals", where, causes, key=key)
         plant.records = [(0, self.record(key, 5)) for _ in range(self.random.randint(2, 5))]
         return plant
 

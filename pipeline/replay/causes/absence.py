@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+from msgspec.structs import replace
+
 from ....search.absences import Untouched, absence
-from ....search.causes import Cause
+from ....search.causes import Cause, unknown
 from ....search.verdict import Guilty
 from .bad_commit import BadCommit, number_of
 
@@ -34,6 +37,31 @@ def of_absence(bad: BadCommit, guilty: Guilty, untouched: Untouched | None) -> C
         return None
     how = "; it turned bad with the last record that was read, of another key, so that may be at fault as well"
     return absence(store, verdict, of, proved=False, how=how)
+
+
+def of_other_rows(bad: BadCommit, guilty: Guilty) -> Cause | None:
+    """That nothing is known, where the query names no key, and the record that was found may be any of many.
+
+    The rows that it wrote are not bad by themselves, but only beside others of the table, and without it other records
+    turn it bad. None elsewhere. Raises as a replay does.
+    """
+    named, hop = bad.verdict.keys, guilty.hops[0]
+    if guilty.message is None or (named is not None and named.named) or not hop.alone:
+        return None
+    replay = bad.replay(hop.stage, hop.version)
+    number = number_of(replay, hop.record)
+    if number is None or replay.shape.bound is None:
+        return None
+    alone = replay.based_on(replace(replay.before, ssts=()))
+    if bad.bad_with(alone.manifest(replay.merged(replay.rows(np.array([number])))[0])):
+        return None
+    without = bad.without(guilty.message.address)
+    if not bad.bad_with(without) and not bad.turns_bad_after(without, FOLLOWING)[0]:
+        return None
+    return unknown(
+        "it is bad by rows of the table that the first record with which it is bad did not touch, and without that "
+        "record others turn it bad; a query that returns the key's columns tells of which key nothing came"
+    )
 
 
 def _not_touched(bad: BadCommit, guilty: Guilty) -> Untouched | None:

@@ -14,7 +14,7 @@ from ....search.verdict import Address, Guilty, Hop, Verdict
 from ...spark.user_errors import reason_of
 from ..program import LoadedProgram
 from ..record import find_record
-from .absence import of_absence
+from .absence import of_absence, of_other_rows
 from .bad_commit import BadCommit
 from .deploy import is_given, of_deploy, with_program_before
 from .duplicate import of_duplicate
@@ -58,7 +58,8 @@ def find_cause(
     if cause is None:
         cause = of_records(bad, guilty)
     left = "; ".join(filter(None, (note, *failed, *also)))
-    return Behind(_noted(cause, left), guilty)
+    # Of a cause that is not known, the record that was found may be a healthy one.
+    return Behind(_noted(cause, left), guilty if cause.kind != "unknown" else None)
 
 
 def of_records(bad: BadCommit, guilty: Guilty) -> Cause:
@@ -114,6 +115,7 @@ def _of_the_record(bad: BadCommit, guilty: Guilty) -> Iterator[Callable[[], Caus
     yield partial(of_edit, bad, guilty)
     yield partial(of_dropped, bad)
     yield partial(of_duplicate, bad, guilty)
+    yield partial(of_other_rows, bad, guilty)
 
 
 def _asked(

@@ -6,15 +6,19 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from ....errors import SlackwaterError
-from ....fold.failing import RECORD
+from ....fold.culprit import turning_point
 from ....search.verdict import Address
 from ....store.sst.expiry import event_ms
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from .bad_commit import BadCommit
+
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +75,25 @@ def _record(bad: BadCommit, moved: Manifest, name: str, to_ms: int) -> Address |
         rows = replay.rows()
     except SlackwaterError:
         return None
-    if not replay.knows_records:
-        return None
+    columns = [(column, one) for one in replay.shape.watermarks if name in one.inputs for column in one.columns]
     bound_ms = moved.event_time.bound_ms if moved.event_time is not None else None
-    found: list[int] = []
-    for watermark in replay.shape.watermarks:
-        for column in watermark.columns if name in watermark.inputs else ():
-            if column not in rows.column_names:
-                continue
-            times = event_ms(rows[column])
-            late = pc.greater_equal(times, to_ms + watermark.delay_ms)
-            if bound_ms is not None:
-                late = pc.and_(late, pc.less_equal(times, bound_ms))
-            numbers = rows[RECORD].filter(pc.fill_null(late, False))
-            found += [int(np.min(numbers.to_numpy()))] if len(numbers) else []
-    return bad.source_of(replay, min(found)) if found else None
+
+    def reach(rows: pa.Table) -> Flags:
+        """Whether each row moves it so far."""
+        found = np.zeros(rows.num_rows, np.bool_)
+        for column, watermark in columns:
+            if column in rows.column_names:
+                times = event_ms(rows[column])
+                late = pc.greater_equal(times, to_ms + watermark.delay_ms)
+                if bound_ms is not None:
+                    late = pc.and_(late, pc.less_equal(times, bound_ms))
+                found |= pc.fill_null(late, False).to_numpy()
+        return found
+
+    if not (reached := reach(rows)).any():
+        return None
+    if replay.knows_records:
+        first = int(np.min(replay.record_of(rows)[reached]))
+    else:
+        first = turning_point(replay.count, lambda count: bool(reach(replay.rows(np.arange(count))).any()))
+    return bad.source_of(replay, first)
