@@ -13,7 +13,7 @@ from ..search.verdict import Guilty
 from . import formats, values
 from .document import Block, Cell, Name, TableBlock, Title
 from .shown import Result, fields
-from .values import changed_rows, value_lines, word
+from .values import changed_rows, tolerance, value_lines, word
 from .verdict import record_data
 
 _IDLE = (
@@ -185,7 +185,7 @@ def diff(
 
     For machines, of each table at most so many as `most` says; 0 for all.
     """
-    names = ("table", "added", "removed", "changed", "rows_in_both", "about", "columns", "unlike")
+    names = ("table", "added", "removed", "changed", "rows_in_both", "about", "columns", "unlike", "near")
     equal = all(each.equal for each in found)
     sides = zip("ab", refs, cuts, strict=True)
     data = {
@@ -211,6 +211,7 @@ def table_diff(
     differing = ", ".join(f"{number:,} {what}" for number, what in counts if number)
     yield Title(f"{each.table}: {differing or 'no row differs'}")
     yield from each.unlike
+    yield from tolerance(each.near)
     if each.changed and each.columns:
         about = f"of {'about ' if each.about else ''}{formats.plural(each.rows_in_both, 'row')}"
         # Rounded down: all are equal only where all are.

@@ -194,7 +194,13 @@ def _more(count: int, noun: str) -> Iterator[Block]:
 _REASONS: Mapping[Reason, tuple[str, str]] = {
     "random": (
         "chance",
-        "it differs though nothing was another: a random number, an id, or a clock that cannot be stopped",
+        "it differs though nothing was another: a random number, an id, what a module remembers between calls, or a "
+        "clock that cannot be stopped",
+    ),
+    "process": (
+        "the Python process",
+        "it differs only when its Python functions run in another process: a process id, an object's id() or address, "
+        "what a module remembers between calls; make each row of its record alone",
     ),
     "clock": ("the clock", "it differs only when it runs at another time: take times from the records"),
     "order": (

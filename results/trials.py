@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
+from ..moments.diff.equality import TOLERANCE
 from ..moments.diff.moments import TableDiff
 from ..pipeline.trial.trial import SinkDiff, Trial
 from ..store.sst.arrow_types import python_rows
@@ -122,6 +123,7 @@ def _differing(each: TableDiff | SinkDiff, mask: Mask, *, with_values: bool) -> 
     words = ", ".join(f"{number:,} {what}" for number, what in counts if number)
     yield Title(f"{each.table}: {words or 'no row differs'}")
     yield from each.unlike
+    yield from values.tolerance(each.near)
     for column in each.columns:
         if column.differing:
             yield f"  {column.column} differs in {plural(column.differing, 'row')}"
@@ -136,6 +138,8 @@ def _sink(each: SinkDiff, mask: Mask, *, with_values: bool) -> Iterator[Block]:
     yield Title(
         f"sink {each.sink}: {', '.join(words) or 'no row differs'} of {each.rows[0]:,} before, {each.rows[1]:,} now"
     )
+    if each.near:
+        yield f"  {plural(each.near, 'record')} equal within the tolerance of floats, {TOLERANCE}"
     some = [(row, what) for rows, what in ((each.removed, "old"), (each.added, "new")) for row in _some(rows)]
     if with_values and some:
         names = [name for name in some[0][0] if name != "headers"]
@@ -153,10 +157,10 @@ def _cell(value: object, mask: Mask) -> Cell:
 
 def _table_data(each: TableDiff, *, with_values: bool) -> Mapping[str, object]:
     rows = values.changed_rows(each.changes) if with_values else None
-    return fields(each, "table", "added", "removed", "changed", "columns", "unlike", rows=rows)
+    return fields(each, "table", "added", "removed", "changed", "columns", "unlike", "near", rows=rows)
 
 
 def _sink_data(each: SinkDiff, *, with_values: bool) -> Mapping[str, object]:
     counts = {"added": each.added.num_rows, "removed": each.removed.num_rows, "rows": each.rows}
     sides = {"only_before": values.rows(each.removed), "only_after": values.rows(each.added)} if with_values else {}
-    return {"sink": each.sink, "equal": each.equal, **counts, **sides}
+    return {"sink": each.sink, "equal": each.equal, "near": each.near, **counts, **sides}

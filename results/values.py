@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import Refused, Usage
+from ..moments.diff.equality import TOLERANCE
 from ..store.sst.arrow_types import python_rows, python_values
 from ..store.sst.showable import escaped
 from ..whole_file import check_folder, whole_file
@@ -142,6 +143,12 @@ def for_json(table: pa.Table) -> dict[str, Any]:
 def stream(objects: Iterable[dict[str, Any]]) -> msgspec.Raw:
     """Objects of Python values as one array of JSON, encoded one by one. Binary values are hexadecimal."""
     return msgspec.Raw(b"[" + b",".join(_encoder.encode(hexadecimal(each)) for each in objects) + b"]")
+
+
+def tolerance(near: Mapping[str, int]) -> Iterator[str]:
+    """Yield a line for each column of which floats count as equal though their last bits differ, with its rows."""
+    for column, rows in near.items():
+        yield f"  {column}: {formats.plural(rows, 'row')} equal within the tolerance of floats, {TOLERANCE}"
 
 
 def stacked(found: "Iterable[TableDiff]") -> pa.Table:

@@ -62,6 +62,6 @@ def table_diff(found: dict[str, Any], columns: Sequence[TableColumn]) -> TableDi
     was, is_there = (np.array([row[side] is not None for row in found_rows], np.bool_) for side in ("before", "after"))
     before, after = (rows([row[side] for row in found_rows], compared) for side in ("before", "after"))
     changes = KeyChanges.between(rows([row["key"] for row in found_rows], keys), before, after, was, is_there)
-    names = ("table", "added", "removed", "changed", "rows_in_both", "about")
+    names = ("table", "added", "removed", "changed", "rows_in_both", "about", "near")
     more = {name: found[name] for name in names}
     return TableDiff(changes=changes, columns=matches, unlike=tuple(found["unlike"]), **more)

@@ -32,10 +32,13 @@ VERSION_BYTES = 64 << 10
 """Reading a manifest is worth so many bytes of SSTs, in time."""
 
 
-def changes_between(one: TableSide, other: TableSide, shared: Ancestry, names: Sequence[str]) -> KeyChanges:
+def changes_between(
+    one: TableSide, other: TableSide, shared: Ancestry, names: Sequence[str], *, tolerant: bool = False
+) -> KeyChanges:
     """All keys whose rows differ, and some whose rows are the same, each once, with their rows on both sides.
 
-    The two have the same key columns; `shared` is what they have in common, `names` the value columns to compare.
+    The two have the same key columns; `shared` is what they have in common, `names` the value columns to compare,
+    `tolerant` as of `KeyChanges.between`.
     """
     sides = one, other
     there = [{identity(sst) for sst in side.ssts} for side in sides]
@@ -61,16 +64,21 @@ def changes_between(one: TableSide, other: TableSide, shared: Ancestry, names: S
     # Rows above these need not be looked up: none of the same key is newer.
     old = max([shared.seq, *(sst.seq_max for sst in one.ssts if identity(sst) in there[1])])
     known = (rows.filter(pc.greater(rows.column(SEQ), old)) for rows in written)
-    return _rows_of(keys, sides, names, known)
+    return _rows_of(keys, sides, names, known, tolerant=tolerant)
 
 
 def _rows_of(
-    keys: pa.Table, sides: Sequence[TableSide], names: Sequence[str], known: Iterable[pa.Table | None] = (None, None)
+    keys: pa.Table,
+    sides: Sequence[TableSide],
+    names: Sequence[str],
+    known: Iterable[pa.Table | None] = (None, None),
+    *,
+    tolerant: bool = False,
 ) -> KeyChanges:
     """The rows of these keys (`_hash` and key columns) on two sides; `known` are rows of theirs that are known."""
     found = (side.look_up(keys, names, rows) for side, rows in zip(sides, known, strict=True))
     (before, was), (after, is_there) = found
-    return KeyChanges.between(keys.drop_columns([HASH]), before, after, was, is_there)
+    return KeyChanges.between(keys.drop_columns([HASH]), before, after, was, is_there, tolerant=tolerant)
 
 
 def _removed_keys(

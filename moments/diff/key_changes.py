@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 import duckdb
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from ...store.sst.arrow_types import python_rows
 from ...store.sst.showable import maps_as_lists
+from .equality import Flags, has_floats, near
 
 _PIECE = 10_000
 """Keys that are Python values at a time."""
@@ -44,6 +45,9 @@ class KeyChanges:
     """Whether there is one at the second."""
     differing: Mapping[str, npt.NDArray[np.bool_]]
     """By value column, of which keys both moments have a row with another value."""
+    near: Mapping[str, Flags] = field(default_factory=dict)
+    """By value column with floats, the keys whose values differ only within the tolerance, and count as equal; empty
+    where the comparison was exact."""
     named: bool = False
     """Whether a predicate named these keys, in this order; else they are those whose rows changed."""
 
@@ -55,8 +59,10 @@ class KeyChanges:
         after: pa.Table,
         was: npt.NDArray[np.bool_],
         is_there: npt.NDArray[np.bool_],
+        *,
+        tolerant: bool = False,
     ) -> "KeyChanges":
-        """These keys, with their rows compared."""
+        """Compare the rows of these keys: exactly, or `tolerant` of the last bits of floats (`equality`)."""
         both = was & is_there
         if not before.num_rows or not before.num_columns:
             return cls(keys, before, after, was, is_there, dict.fromkeys(before.column_names, both))
@@ -69,7 +75,12 @@ class KeyChanges:
             unequal = con.sql(f"SELECT {tests} FROM sides").to_arrow_table().columns
         named = zip(before.column_names, unequal, strict=True)
         differing = {name: both & np.asarray(each.to_numpy(), np.bool_) for name, each in named}
-        return cls(keys, before, after, was, is_there, differing)
+        if not tolerant:
+            return cls(keys, before, after, was, is_there, differing)
+        floats = [name for name in differing if has_floats(before.schema.field(name).type)]
+        within = {name: differing[name] & near(before[name], after[name]) for name in floats if differing[name].any()}
+        differing |= {name: differing[name] & ~flags for name, flags in within.items()}
+        return cls(keys, before, after, was, is_there, differing, within)
 
     def __len__(self) -> int:
         return int(self.keys.num_rows)
@@ -102,6 +113,7 @@ class KeyChanges:
             was=self.was[positions],
             is_there=self.is_there[positions],
             differing={name: each[positions] for name, each in self.differing.items()},
+            near={name: flags[positions] for name, flags in self.near.items()},
         )
 
     def in_order(self) -> Self:

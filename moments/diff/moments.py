@@ -1,7 +1,7 @@
 """The difference of two moments, of one app or of two: table by table, key by key."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,9 @@ class TableDiff:
     nor one in which nothing changed."""
     unlike: tuple[str, ...]
     """In words, what is declared differently, so that it could not be compared."""
+    near: Mapping[str, int] = field(default_factory=dict)
+    """By column with floats, rows whose values differ only within the tolerance of `equality`: they count as equal.
+    Two moments of one app are compared exactly."""
     formerly: str = ""
     """What it is called at the moment at which it has another name; empty where both have the same."""
 
@@ -209,7 +212,10 @@ def table_diff(name: str, before: TableSide, after: TableSide, *, ignore_new: bo
     mine, theirs = visible_schema(before.table), visible_schema(after.table)
     left_out |= {*before.key, *after.key, *added_by_each}
     common = [each.name for each in mine if each in theirs and each.name not in left_out]
-    changes = changes_between(before, after, shared, common).changed().in_order()
+    # What one app has stored is the same or not; what two have computed may differ by the order of a sum.
+    compared = changes_between(before, after, shared, common, tolerant=not is_one_app)
+    near = {column: int(flags.sum()) for column, flags in compared.near.items() if flags.any()}
+    changes = compared.changed().in_order()
     kinds = changes.kinds()
     added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
     about = not changed or sum(sst.bytes for sst in before.ssts) > _COUNTED_BYTES
@@ -223,7 +229,7 @@ def table_diff(name: str, before: TableSide, after: TableSide, *, ignore_new: bo
         ColumnMatch(column, number := int(differs.sum()), 1 - number / in_both if in_both else 1.0)
         for column, differs in changes.differing.items()
     )
-    return TableDiff(name, changes, added, removed, changed, columns, in_both, about, unlike)
+    return TableDiff(name, changes, added, removed, changed, columns, in_both, about, unlike, near)
 
 
 def _unlike(

@@ -131,7 +131,6 @@ class StageJob:
         config, shape, stage = self.config, self.config.shape, self.config.stage
         targets = tuple(output_topic_of(one, base, config.published) for one in stage.emits_to)
         writer, version = base.writer, base.version + 1
-        rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", stage.name)
         seen = Times(shape.watermarks, times.bound_ms)
         if shape.bound is None or base.table is None:
             return run_write(rows, WriteTask(config.places, writer, version, targets, shape.rows, times=seen))

@@ -37,6 +37,8 @@ class Arrangement:
     """The state partitions of the table."""
     apart: bool = False
     """Whether Spark has the records in many small tasks and batches of Arrow."""
+    elsewhere: bool = False
+    """Whether Python functions run in other processes than those of the other runs."""
 
 
 def as_read(inputs: Mapping[str, Came]) -> Batch:

@@ -2,7 +2,7 @@
 
 All runs but one are at one time, so that a clock makes no difference between them, and each is compared with the first.
 The first way that differs says what the program most likely depends on: it differs though nothing was another; only by
-the clock; only by order; only by where batches end; or only by partitions.
+the Python process; only by the clock; only by order; only by where batches end; or only by partitions.
 
 Where the plan shows that each row is made of one record by Spark's own deterministic expressions, the function runs
 once, and each arrangement's rows are picked out of what it made. Else it is one Spark job for each batch.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -60,7 +60,7 @@ class FunctionRows:
     def of(self, arrangement: Arrangement, at_ms: int) -> tuple[pa.Table, ...]:
         """What it makes of each batch."""
         if self._plain is None:
-            return tuple(self._made(batch, at_ms, apart=arrangement.apart) for batch in arrangement.batches)
+            return tuple(self._made(batch, at_ms, arrangement) for batch in arrangement.batches)
         numbers = self._plain[RECORD].to_numpy()
         found = []
         for batch in arrangement.batches:
@@ -111,17 +111,17 @@ class FunctionRows:
             with self._calling():
                 return found, rerun.needed(rerun.numbered).toArrow()
 
-    def _made(self, batch: Batch, at_ms: int, *, apart: bool) -> pa.Table:
+    def _made(self, batch: Batch, at_ms: int, how: Arrangement) -> pa.Table:
         spark, found = self.replay.program.spark, self.impurities
         few = max(_FEW, -(-max(map(len, batch.values())) // _MOST_PARTS))
-        with self._rerun(batch, at_ms, few if apart else None) as rerun, ExitStack() as until_done:
+        with self._rerun(batch, at_ms, few if how.apart else None) as rerun, ExitStack() as until_done:
             frame = rerun.needed(rerun.rows)
             until_done.enter_context(self._calling())
-            settings = {_SHUFFLE: "5", _ARROW: str(few)} if apart else {_SHUFFLE: "2"}
+            settings = {_SHUFFLE: "5", _ARROW: str(few)} if how.apart else {_SHUFFLE: "2"}
             until_done.enter_context(with_settings(spark, settings))
             if found.python:
                 feeds = [plan_of(each) for each in rerun.inputs]
-                until_done.enter_context(workers_at(frame, feeds, at_ms))
+                until_done.enter_context(workers_at(frame, feeds, at_ms, others=how.elsewhere))
             return (at_time(frame, at_ms) if found.clocks else frame).toArrow()
 
     @contextmanager
@@ -153,7 +153,7 @@ class FunctionRows:
             raise translate(self.replay.after.stage, str(error)) from error
 
 
-Reason = Literal["random", "clock", "order", "batches", "partitions", "outside"]
+Reason = Literal["random", "process", "clock", "order", "batches", "partitions", "outside"]
 """What a program most likely depends on beside its input; the last is anything that has changed since it ran."""
 _LATER_MS = (397 * 24 * 60 + 13 * 60 + 17) * 60_000 + 23_456
 """How much later the other time is: another year, month, day of the week, hour, minute and second."""
@@ -245,6 +245,9 @@ class _Version:
         """The ways in which it is run again; those that would be the same as another one are left out."""
         replay, first = self.replay, self._as_read
         yield "random", "again", first, self.at_ms
+        if any(function.impurities.python for function in self._functions.values()):
+            # The other time is in other processes, too: what differs by them alone is not the clock's.
+            yield "process", "in other Python processes", replace(first, elsewhere=True), self.at_ms
         yield "clock", "at another time", first, self.at_ms + _LATER_MS
         every, inputs = first.batches[0], came(replay)
         other = in_another_order(inputs)

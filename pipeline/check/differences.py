@@ -1,9 +1,4 @@
-"""What differs between two runs of a version: rows of the table, and rows that were sent.
-
-Floats are equal but for their last bits. A sum of floats depends on the order of what is summed, also of an innocent
-program. So two floats are the same that differ by less than 2^-42 of the largest number that can have gone into them;
-of 32 bits, by 2^-18 of it.
-"""
+"""Differences between two runs of a version: rows of the table, and rows that were sent, by `moments.diff.equality`."""
 
 from __future__ import annotations
 
@@ -11,112 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Refused
+from ...moments.diff.equality import Flags, in_order, unlike
 from ...moments.diff.key_changes import KeyChanges
 from ...store.read.multi_get import LookUps
-from ...store.sst.hashing import digests, hash_keys, normalise_keys, sort_keys
+from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.sst.ttl import BEFORE_ALL_MS
 from ...store.sst.types import HASH
 from ...store.versions.manifest import is_internal
 from ..api.topic import Repartition
 from ..replay.stage_replay import StageReplay
 from .outcomes import RunOutcome
-
-Flags = npt.NDArray[np.bool_]
-_BITS, _BITS_OF_32 = 42, 18
-
-
-def unlike(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) -> tuple[Flags, Flags]:
-    """Which rows each of two tables has more often than the other, in any order; the columns are the same.
-
-    `largest` is the largest number that may have gone into theirs; each column's own counts as well.
-    """
-    both = pa.concat_tables([ours, theirs])
-    count = ours.num_rows
-    left = np.ones(count, bool), np.ones(theirs.num_rows, bool)
-    # Of two numbers that are near, one may lie beyond an edge of the grid that they are rounded to: then not of the
-    # other grid's, which is half a step off.
-    for offset in (0.5, 0.0) if any(_has_floats(kind) for kind in both.schema.types) else (0.5,):
-        values = _digests(both, largest, offset)
-        mine, other = values[:count][left[0]], values[count:][left[1]]
-        left = _within(left[0], _more_often(mine, other)), _within(left[1], _more_often(other, mine))
-    return left
-
-
-def in_order(table: pa.Table) -> pa.Table:
-    """The rows, with lists whose order means nothing in one that is always the same."""
-    columns = []
-    for column in table.columns:
-        lists = column.combine_chunks()
-        if pa.types.is_list(lists.type):
-            values, parents = pc.list_flatten(lists), pc.list_parent_indices(lists).to_numpy()
-            order = np.lexsort((digests(values), parents))
-            lists = _list(lists, values.take(pa.array(order)))
-        columns.append(lists)
-    return pa.table(columns, schema=table.schema)
-
-
-def _digests(rows: pa.Table, largest: float, offset: float) -> npt.NDArray[np.uint64]:
-    columns = [_rounded(column.combine_chunks(), largest, offset) for column in rows.columns]
-    if not columns:
-        return np.zeros(rows.num_rows, np.uint64)
-    return digests(pa.StructArray.from_arrays(columns, names=[str(at) for at in range(len(columns))]))
-
-
-def _rounded(column: pa.Array, largest: float, offset: float) -> pa.Array:
-    """The values with each float as a step of a grid."""
-    kind = column.type
-    if not _has_floats(kind):
-        return column
-    if pa.types.is_struct(kind):
-        parts = [_rounded(part, largest, offset) for part in column.flatten()]
-        return pa.StructArray.from_arrays(parts, names=[field.name for field in kind], mask=column.is_null())
-    if pa.types.is_list(kind):
-        return _list(column, _rounded(pc.list_flatten(column), largest, offset))
-    values = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
-    finite = np.isfinite(values)
-    top = max(largest, np.abs(values[finite]).max(initial=0.0))
-    step = 2.0 ** (np.frexp(top)[1] - (_BITS if pa.types.is_float64(kind) else _BITS_OF_32))
-    with np.errstate(invalid="ignore"):
-        steps = np.where(finite, np.floor(values / step + offset), values) + 0.0
-    return pa.array(steps, mask=np.asarray(column.is_null()))
-
-
-def _list(lists: pa.Array, values: pa.Array) -> pa.Array:
-    """Lists as long as these, of other values."""
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
-    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends), values, mask=lists.is_null())
-
-
-def _has_floats(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):
-        return any(_has_floats(field.type) for field in kind)
-    if pa.types.is_list(kind):
-        return _has_floats(kind.value_type)
-    return bool(pa.types.is_float32(kind) or pa.types.is_float64(kind))
-
-
-def _more_often(ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]) -> Flags:
-    """Of each of ours, whether it is beyond those that there are among theirs."""
-    order, other = np.argsort(ours, kind="stable"), np.sort(theirs)
-    mine = ours[order]
-    place = np.arange(len(mine)) - np.searchsorted(mine, mine)
-    there = np.searchsorted(other, mine, side="right") - np.searchsorted(other, mine)
-    found = np.empty(len(mine), bool)
-    found[order] = place >= there
-    return found
-
-
-def _within(chosen: Flags, some: Flags) -> Flags:
-    """Of those that are chosen some."""
-    found = chosen.copy()
-    found[np.flatnonzero(chosen)] = some
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +49,7 @@ class Differences:
 def differences(replay: StageReplay, first: RunOutcome, second: RunOutcome) -> Differences:
     """What differs of what is known of both, where nothing that is promised does.
 
-    Floats are compared as `near.unlike` says. Where the second run has several batches, what the stage emits is
+    Floats are compared by `moments.diff.equality`. Where the second run has several batches, what the stage emits is
     compared by what its kind of state says (`Kind.emission`): the rows of its table that a batch changed are those of
     the table. Of what a function emits, which may be a row for each batch, the rows of each key's last batch must be
     among those of the first run.

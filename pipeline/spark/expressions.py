@@ -73,20 +73,28 @@ def at_time(frame: DataFrame, at_ms: int) -> DataFrame:
     return frame if made is plan else frame_of(made, spark)
 
 
+_OTHERS = "SLACKWATER_OTHER_WORKERS"
+"""A variable that nobody reads: workers that have it are other processes than those that have not."""
+
+
 @contextmanager
-def workers_at(frame: DataFrame, feeds: Sequence[Any], at_ms: int) -> Iterator[None]:
+def workers_at(frame: DataFrame, feeds: Sequence[Any], at_ms: int, *, others: bool = False) -> Iterator[None]:
     """While this lasts, the frame's Python functions run in workers whose clocks stand at a time.
 
-    It needs slackwater's own daemon of workers (`pipeline.run.worker_daemon`).
+    With `others`, in other processes than without it. It needs slackwater's own daemon of workers
+    (`pipeline.run.worker_daemon`).
     """
     environments = [each.func().envVars() for each in _expressions(plan_of(frame), feeds) if _is_python(each)]
     for each in environments:
         each.put(STOPPED_AT, str(at_ms))
+        if others:
+            each.put(_OTHERS, "1")
     try:
         yield
     finally:
         for each in environments:
             each.remove(STOPPED_AT)
+            each.remove(_OTHERS)
 
 
 def _is_python(expression: Any) -> bool:

@@ -60,7 +60,6 @@ def spark_session(
         _JAVA_OPTIONS: f"-Dlog4j2.configurationFile=file:{log4j} {_START_SOONER}",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        "spark.scheduler.mode": "FAIR",
         # Sources answer from memory; ten milliseconds, Spark's own, keep a core busy when nothing happens.
         "spark.sql.streaming.pollingDelay": "40ms",
         # Each batch logs two files of a checkpoint that is scratch. Spark's own choice forks five commands for a file.

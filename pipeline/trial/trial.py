@@ -34,6 +34,7 @@ from ...moments.cut.in_flight import InFlight
 from ...moments.cut.resolve import resolve
 from ...moments.diff.allowed import only_in, without_all
 from ...moments.diff.moments import StoredCut, TableDiff, diff, new_tables
+from ...moments.diff.near_records import unequal
 from ...moments.status.lag import lapsed
 from ...moments.take.remove import remove_pins_without_clone
 from ...store.objects.open import open_store
@@ -73,6 +74,8 @@ class SinkDiff:
     """That only the second gave."""
     rows: tuple[int, int]
     """How many each gave."""
+    near: int = 0
+    """Records whose floats differ only within the tolerance of `moments.diff.equality`: they count as equal."""
 
     @property
     def equal(self) -> bool:
@@ -88,7 +91,10 @@ def sink_diffs(store: ObjectStore, kafka: Kafka, one: Cut, other: Cut) -> tuple[
         known = mine.get(name, theirs.get(name))
         assert known is not None  # noqa: S101  it is one of both
         before, after = (rows.get(name, known.slice(0, 0)) for rows in (mine, theirs))
-        found.append(SinkDiff(name, only_in(before, after), only_in(after, before), (before.num_rows, after.num_rows)))
+        removed, added = only_in(before, after), only_in(after, before)
+        rows = (before.num_rows, after.num_rows)
+        others = unequal(removed, added)
+        found.append(SinkDiff(name, *others, rows, removed.num_rows - others[0].num_rows))
     return tuple(found)
 
 

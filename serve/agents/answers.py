@@ -96,7 +96,8 @@ def differing(found: Iterable[TableDiff], limit: int, masking: Masking) -> tuple
     tables, rows = [], []
     for each in found:
         counts = {
-            name: getattr(each, name) for name in ("table", "added", "removed", "changed", "rows_in_both", "unlike")
+            name: getattr(each, name)
+            for name in ("table", "added", "removed", "changed", "rows_in_both", "unlike", "near")
         }
         columns = {one.column: one.differing for one in each.columns if one.differing}
         tables.append(counts | {"differing_by_column": columns})

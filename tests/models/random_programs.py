@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -146,6 +147,7 @@ PLANTS = (
     Plant("random in an update", "random", update=_same_for_all(lambda: random.randrange(1 << 40)), kind="update"),
     Plant("equal times of last()", "batches", kind="aggregate by tie"),
     Plant("only what is of this year", "clock", lambda rows: rows.where(F.year("at") >= F.year(F.now()))),
+    Plant("os.getpid() in a UDF", "process", _udf(lambda _: os.getpid())),
 )
 
 CHANGES: dict[str, Change] = {

@@ -205,10 +205,10 @@ class Ledger:
         run(self._loaded(variant), options, lambda _commit: None)
 
     @contextmanager
-    def running_here(self, *stages: str, max_records: int | None = None) -> Iterator[Callable[[str], BatchReport]]:
-        """The app, until the block is left, on the Spark session of this process; what it gives awaits a stage's next
-        commit. For what needs no process of its own: to start one takes a core for half a minute. An error that ends it
-        is raised where a commit is awaited, else when the block is left."""
+    def running_here(self, *stages: str, max_records: int | None = None) -> Iterator[Callable[..., BatchReport]]:
+        """The app, until the block is left, on the Spark session of this process; what it gives awaits the next commit
+        of a stage, or of any. For what needs no process of its own: to start one takes a core for half a minute. An
+        error that ends it is raised where a commit is awaited, else when the block is left."""
         stop, commits = Stop(), queue.SimpleQueue[BatchReport | None]()
         app, options, told = self._loaded(), self._options(stages, max_records), list[BaseException]()
 
@@ -222,8 +222,8 @@ class Ledger:
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(work)
 
-            def await_commit(stage: str) -> BatchReport:
-                while (commit := commits.get(timeout=PATIENCE_S)) is None or commit.stage != stage:
+            def await_commit(stage: str = "") -> BatchReport:
+                while (commit := commits.get(timeout=PATIENCE_S)) is None or (stage and commit.stage != stage):
                     if commit is None:
                         ended = done.exception(PATIENCE_S)
                         told.append(ended or AssertionError(f"it ended before {stage} committed"))

@@ -165,3 +165,25 @@ def test_a_row_that_expired_since_the_newest_version_is_gone_in_its_history(cach
     gone = found.changes[0]
     assert (gone.kind, gone.expired, gone.version, gone.after_version, gone.time_ms) == ("removed", True, 1, 1, 1010)
     assert [each.by_batch for each in found.changes] == [False, True]
+
+
+def test_of_two_apps_floats_are_equal_but_for_their_last_bits_and_that_is_said(cold: SstCache) -> None:
+    values = (Column("total", "double"), Column("w", "string"))
+    table = replace(TABLE, values=values)
+    stage, other = Stage(table), Stage(table)
+    before = stage.put({(1,): (0.1 + 0.2 + 0.3, "a"), (2,): (5.0, "b"), (3,): (1.0, "c")})
+    after = other.put({(1,): (0.3 + 0.2 + 0.1, "a"), (2,): (5.01, "b"), (3,): (1.0, "c")})
+    sides = StoredCut(stage.store, Cut("app", {"stage": before})), StoredCut(other.store, Cut("b", {"stage": after}))
+    (found,) = diff(cold, *sides)
+    assert [(change.key, change.kind) for change in found.changes] == [({"k": 2}, "changed")]
+    assert dict(found.near) == {"total": 1}
+    assert [column.differing for column in found.columns] == [1, 0]
+
+
+def test_two_moments_of_one_app_are_compared_exactly(cold: SstCache) -> None:
+    stage = Stage(replace(TABLE, values=(Column("total", "double"), Column("w", "string"))))
+    before = stage.put({(1,): (0.1 + 0.2 + 0.3, "a")})
+    after = stage.put({(1,): (0.3 + 0.2 + 0.1, "a")})
+    (found,) = diff(cold, *(StoredCut(stage.store, Cut("app", {"stage": each})) for each in (before, after)))
+    assert found.changed == 1
+    assert not found.near

@@ -9,8 +9,8 @@ from slackwater.store.objects.local import LocalStore
 from tests.models.random_programs import random_program, versions_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
-IN_GATE = (4, 5, 6)
-"""Where batches end, chance, and one that depends on nothing; `test_verb.py` has the clock and order."""
+IN_GATE = (4, 5, 6, 40)
+"""Where batches end, chance, the process, and one that depends on nothing; `test_verb.py` has the clock and order."""
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Rows that are not the same, of two tables in any order: floats are, but for what the order of a sum makes of them."""
 
+import json
 import math
 
 import numpy as np
@@ -7,7 +8,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.pipeline.check.differences import in_order, unlike
+from slackwater.moments.diff.equality import in_order, unlike
+from slackwater.moments.diff.key_changes import KeyChanges
+from slackwater.moments.diff.near_records import unequal
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["a", "b", None])), max_size=8)
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
@@ -70,3 +73,57 @@ def test_lists_whose_order_means_nothing_are_brought_into_one() -> None:
     one, other = (pa.table({"each": pa.array([each, None, [3]])}) for each in ([1, 2, 2], [2, 1, 2]))
     assert unlike(one, other)[0].any()
     assert not unlike(in_order(one), in_order(other))[0].any()
+
+
+def test_floats_within_maps_are_compared_likewise() -> None:
+    kind = pa.map_(pa.string(), pa.float64())
+    rows, close, far = ([[("a", value)], None] for value in (0.1 + 0.2, 0.3, 0.4))
+    table, same, other = (pa.table({"m": pa.array(values, kind)}) for values in (rows, close, far))
+    assert not unlike(table, same)[0].any()
+    assert unlike(table, other)[0].tolist() == [True, False]
+
+
+@given(st.lists(st.floats(1, 1e9), min_size=2, max_size=60), st.randoms())
+def test_a_key_whose_sum_came_in_another_order_has_not_changed(values: list[float], random: object) -> None:
+    shuffled = list(values)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    sides = [pa.table({"sum": [math.fsum([0.0]) + sum(order), 1.0]}) for order in (values, shuffled)]
+    there = np.array([True, True])
+    changes = KeyChanges.between(pa.table({"k": [1, 2]}), *sides, there, there, tolerant=True)
+    assert changes.kinds().tolist() == ["same", "same"]
+    # It says so where the two are not the same to the last bit.
+    is_near = changes.near.get("sum", np.array([False, False])).tolist()
+    assert is_near == [sum(values) != sum(shuffled), False]
+
+
+@given(st.floats(1, 1e6), st.floats(1e-6, 1.0))
+def test_a_key_whose_value_is_another_has_changed(value: float, part: float) -> None:
+    sides = [pa.table({"sum": [number]}) for number in (value, value * (1 + part))]
+    there = np.array([True])
+    assert KeyChanges.between(pa.table({"k": [1]}), *sides, there, there, tolerant=True).kinds() == ["changed"]
+
+
+def sent(*values: object) -> pa.Table:
+    data = [value if isinstance(value, bytes) else json.dumps(value).encode() for value in values]
+    schema = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string())])
+    return pa.Table.from_pylist([{"key": b"k", "value": value, "headers": None} for value in data], schema)
+
+
+def test_records_of_json_are_equal_but_for_the_last_bits_of_floats() -> None:
+    ours = sent({"k": "a", "sum": 0.1 + 0.2}, {"k": "b", "sum": 1.5}, {"k": "c", "n": 1}, b"\xff", [["k", 1.5]])
+    theirs = sent({"sum": 0.3, "k": "a"}, {"k": "b", "sum": 1.6}, {"k": "c", "n": 2}, b"\xfe", {"k": 1.5})
+    left = unequal(ours, theirs)
+    assert [rows["value"].to_pylist() for rows in left] == [
+        ours["value"].to_pylist()[1:],
+        theirs["value"].to_pylist()[1:],
+    ]
+
+
+def test_of_equal_records_as_many_are_left_as_one_side_has_more() -> None:
+    ours, theirs = sent({"sum": 0.1 + 0.2}, {"sum": 0.1 + 0.2}), sent({"sum": 0.3})
+    assert [rows.num_rows for rows in unequal(ours, theirs)] == [1, 0]
+
+
+def test_rows_of_a_function_are_compared_by_their_columns() -> None:
+    ours, theirs = pa.table({"k": ["a", "b"], "sum": [0.1 + 0.2, 1.0]}), pa.table({"k": ["a", "b"], "sum": [0.3, 2.0]})
+    assert [rows["k"].to_pylist() for rows in unequal(ours, theirs)] == [["b"], ["b"]]

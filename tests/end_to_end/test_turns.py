@@ -1,0 +1,33 @@
+"""With more stages than cores and a backlog, each stage commits within a bounded number of the others' batches."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+
+from tests.support.running import APPS, Ledger
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+LAST = "l_counts"
+"""Of the names, the one that sorts last."""
+BATCHES, AHEAD, BEGINNING = 3, 4, 30
+"""While the last stage commits so many batches, another commits at most so many more; how many batches any stage may
+commit before the last stage has begun, since queries start one after the other."""
+
+
+@pytest.mark.ci  # twelve queries take a minute of two cores to start
+def test_a_stage_with_work_commits_whatever_it_is_called(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    many = Ledger(kafka.bootstrap, tmp_path, program=APPS / "many.py")
+    many.send(6_000)
+    with many.running_here(max_records=20) as await_commit:
+        counts = Counter[str]()
+        while not counts[LAST]:
+            counts[await_commit().stage] += 1
+            assert max(counts.values()) <= BEGINNING, counts
+        # All stages run by then, so that only the order of Spark's tasks decides whose turn it is.
+        counts.clear()
+        while counts[LAST] < BATCHES:
+            counts[await_commit().stage] += 1
+            assert max(counts.values()) <= counts[LAST] + 1 + AHEAD, counts
+    assert len(counts) == 12, counts
