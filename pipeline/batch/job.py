@@ -258,9 +258,14 @@ def _partition(hashed: Column, partitions: int) -> Column:
 
 
 def _run(rows: DataFrame, task: Task) -> tuple[TaskReport, ...]:
-    def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return task(batches)
+    names = rows.columns
 
+    def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return task(batch.rename_columns(names) for batch in batches)
+
+    if any("." in name or "`" in name for name in names):
+        # Spark looks for the columns by their names, without backticks.
+        rows = rows.toDF(*(f"c{number}" for number in range(len(names))))
     collected = rows.mapInArrow(work, RESULT_SCHEMA).collect()
     results = tuple(msgspec.msgpack.decode(bytes(row.result), type=learned(TaskReport)) for row in collected)
     if failed := [each.failed for each in results if each.failed is not None]:
