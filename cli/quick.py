@@ -1,11 +1,14 @@
 """What spares a verb of a second most of that: collections of garbage while it imports, and the import of pandas."""
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-_whole_process = False
+_whole_process = _hides_plugins = False
+_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+"""Typer reads words by pydantic, which would look for plugins in the metadata of all that is installed."""
 _OBJECTS = 100_000
 """Made between two collections. By Python's own measure, 700, a sixth of a verb that reads a row went into them."""
 
@@ -21,9 +24,16 @@ class _NoPandas:
 
 def own_process() -> None:
     """Say that this process runs one verb and nothing else."""
-    global _whole_process
-    _whole_process = True
+    global _whole_process, _hides_plugins
+    _whole_process, _hides_plugins = True, _PLUGINS not in os.environ
     gc.set_threshold(_OBJECTS)
+    os.environ.setdefault(_PLUGINS, "__all__")
+
+
+def verb_begins() -> None:
+    """Say that the words are read: from here on pydantic, which reads them, is the user's program's too."""
+    if _hides_plugins:
+        os.environ.pop(_PLUGINS, None)
 
 
 def without_pandas() -> None:

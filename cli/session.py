@@ -15,6 +15,7 @@ from ..errors import Protected, SlackwaterError, Usage
 from ..results.formats import store_flag
 from . import options
 from .groups import Either, Group, Verb
+from .quick import verb_begins
 from .terminal import LogFormat, Printer, is_terminal, log_as
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ def verb(
             as_json: bool = False,
             **own: Any,
         ) -> None:
+            verb_begins()
             log_as(log_format)
             with closing(Session(store, kafka, message, as_json=as_json)) as session, session.recording():
                 try:

@@ -86,7 +86,7 @@ def background(*command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def follow(what: str, process: subprocess.Popen[bytes], log: Path, done: Callable[[], tuple[int, int]]) -> None:
-    """A progress bar until `done` says (n, n)."""
+    """A progress bar until `done` says (n, n). Ends the demo where nothing has gone on for three minutes."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -95,9 +95,11 @@ def follow(what: str, process: subprocess.Popen[bytes], log: Path, done: Callabl
     )
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task(what, total=1)
-        deadline = time.monotonic() + 180
+        deadline, last = time.monotonic() + 180, -1
         while True:
             at, total = done()
+            if at != last:
+                deadline, last = time.monotonic() + 180, at
             progress.update(task, completed=at, total=max(total, 1))
             if at >= total > 0:
                 return
