@@ -40,7 +40,9 @@ def test_offsets_are_set_and_the_log_says_it() -> None:
     assert (operation["message"], set(operation["after"])) == ("sent anew", {*STAGES})
     assert done("reset", "flights", "--topic", "flights", "--to-earliest") == "done already: flights reads on there\n"
     machine = json.loads(done("reset", "flights", "--topic", "flights:0", "--to-offset", "1", "--dry-run", "--json"))
-    assert machine["stages"][0]["moved"] == [{"topic": "flights", "partition": 0, "before": 0, "after": 1, "another": False}]
+    assert machine["stages"][0]["moved"] == [
+        {"topic": "flights", "partition": 0, "before": 0, "after": 1, "another": False}
+    ]
     assert (machine["stages"][0]["skipped"], machine["dry_run"], machine["reset"]) == (1, True, None)
 
 
