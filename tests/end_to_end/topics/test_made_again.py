@@ -16,7 +16,7 @@ from slackwater.store.versions.manifest import Manifest
 
 from tests.support.running import Ledger, eventually
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.ci, pytest.mark.usefixtures("one_spark")]
 
 
 STAGES = ("entries", "accounts")

@@ -34,12 +34,14 @@ def is_refused(attempt: Callable[[], object]) -> bool:
 def test_a_clone_is_made_with_rights_that_let_it_write_to_no_topic_of_production(secured: SecuredKafka) -> None:
     name = uuid4().hex[:8]
     production, staging = f"prod-{name}", f"staging-{name}"
-    app = FlightsApp(MemoryStore(), Kafka(), production)
-    app.run(flights(20))
     admin, user = secured.client(ADMIN), secured.client(USER)
     # The same topics in the real broker, with as much in them.
-    topics = {"flights", *(each.topic for head in app.heads.values() for each in head.outputs.values())}
+    topics = {"flights", *(f"{production}-{each}-repartition" for each in ("by-aircraft", "by-carrier"))}
     admin.create_topics(dict.fromkeys(topics, KAFKA_PARTITIONS))
+    kafka = Kafka()
+    kafka.ids |= admin.topic_ids(topics)
+    app = FlightsApp(MemoryStore(), kafka, production)
+    app.run(flights(20))
     for topic in topics:
         ends = app.kafka.ends(topic)
         assert ends is not None

@@ -11,7 +11,8 @@ from slackwater.durations import DAY_MS
 from slackwater.errors import AnotherTopic, Gone, NotFound, Refused, Unavailable
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.clients import clients
-from slackwater.pipeline.kafka.open import EndOffsets, end_offsets, open_kafka, wait_for
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.open import EndOffsets, end_offsets, wait_for
 from slackwater.pipeline.kafka.protocol import (
     MESSAGE_BYTES,
     Broken,
@@ -108,10 +109,13 @@ def test_a_topic_says_which_one_it_is_beside_its_offsets(kafka: Kafka, topic: st
     assert len({*kafka.topic_ids([topic, other]).values()}) == 2
 
 
-@pytest.mark.kafka
-def test_the_id_of_a_topic_costs_no_request_of_its_own(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kafka, topic = open_kafka(broker), f"t-{uuid4().hex[:8]}"
-    kafka.create_topics({topic: 3})
+def test_the_id_of_a_topic_costs_no_request_of_its_own(
+    kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isinstance(kafka, MemoryKafka):
+        assert kafka.state(topic).id
+        assert kafka.states_asked == 1
+        return
     mine = clients(kafka.properties)
     asked: list[str] = []
 
