@@ -19,6 +19,7 @@ from ...errors import NotFound
 from ...moments.cut.line import Line
 from ...moments.cut.moments import line_of
 from ...moments.cut.stored import ADDRESS
+from ...moments.diff.equality import like
 from ...moments.diff.stored_rows import TableSide
 from ...moments.query.row_local import pairs
 from ...search.verdict import Address, CannotProve
@@ -206,7 +207,7 @@ class Batches:
         replay = sender.of_output(part.name)
         every = replay.rows()
         sent = sent_as(replay, every, part.received)
-        rows, records = pairs(sent, part.received)
+        rows, records = like(sent, part.received)
         if not len(rows) == sent.num_rows == part.received.num_rows:
             most = max(sent.num_rows, part.received.num_rows)
             raise CannotProve(
@@ -376,7 +377,7 @@ class Choice:
             mine, made_of = part.trace
             return mine[np.isin(made_of, self.numbers(part.sender))], None
         sent = sent_as(self._replay(part.sender, part.name), self.rows(part.sender, part.name), part.received)
-        mine, other = pairs(sent, part.received)
+        mine, other = like(sent, part.received)
         if len(mine) == sent.num_rows:
             return part.numbers[other], None
         rejected = mine[part.numbers[other] >= part.batch.replay.count]

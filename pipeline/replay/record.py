@@ -22,8 +22,8 @@ from ...fold.culprit import TooMany, failing_alone, turning_point
 from ...moments.cut.graph import Cut
 from ...moments.cut.lineage import Window, direct, losses
 from ...moments.diff.candidates import changed_keys
+from ...moments.diff.equality import like
 from ...moments.diff.key_changes import KeyChanges
-from ...moments.query.row_local import differing
 from ...search.predicate import Context, OfAllTables, Predicate
 from ...search.verdict import Address, CannotProve, Guilty, Hop, SourceMessage, Verdict
 from ...store.read.multi_get import multi_get
@@ -417,7 +417,7 @@ class _IsAsCommitted(OfAllTables):
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
         found = _row(at, at.cut.stages[self.stage], self.key)
-        return self.key.slice(0, 0 if differing(self.row, found).num_rows else 1)
+        return self.key.slice(0, 1 if len(like(self.row, found)[0]) == self.row.num_rows == found.num_rows else 0)
 
 
 def _row(at: Context, manifest: Manifest, key: pa.Table) -> pa.Table:
