@@ -20,7 +20,7 @@ from ..results.render import html, markdown
 from ..results.report import Case, Mask, document
 from ..results.shown import Result
 from ..search import session as kept
-from ..search.causes import Behind
+from ..search.causes import Behind, Cause
 from ..search.endpoints import pinned
 from ..search.evidence import collect
 from ..search.predicate import Wanted, Where
@@ -241,6 +241,10 @@ class WatchedApp(Watcher):
         except SlackwaterError as error:
             self._client.note(f"the commit that broke {invariant.name} was not found: {error.message}")
             return None
+
+    def cause(self, verdict: Verdict) -> Cause:
+        """What is behind the commit that broke an invariant, as far as the store tells without a replay."""
+        return cause_behind(self._client, verdict, None).cause
 
     def report(self, invariant: Invariant, verdict: Verdict, folder: Path) -> Path | None:
         """Report a failure in a file of the folder; None, and a note, where it cannot be written."""

@@ -419,9 +419,11 @@ def failing(rows: pa.Table, invariant: Invariant, look: Findings) -> Iterator[Bl
         yield f"and more; slackwater query {look.ref} {shlex.quote(invariant.where)} shows them"
 
 
-def broken(verdict: Verdict, invariant: Invariant, flags: str) -> Iterator[Block]:
-    """The commit that broke it; `flags` are what commands to type next need besides."""
+def broken(verdict: Verdict, cause: Cause, invariant: Invariant, flags: str) -> Iterator[Block]:
+    """The commit that broke it, and what is behind that as far as the store tells; `flags` are for commands to type."""
     yield f"{verdict.stage} v{verdict.bad_version} broke {invariant.name}; before it: {verdict.good_ref or '-'}"
+    if cause.kind != "unknown":
+        yield cause.sentence
     if verdict.lineage.sources:
         yield f"it read {formats.windows(map(str, verdict.lineage.sources))}"
     good = f" --good {verdict.good_ref}" if verdict.good_ref else ""

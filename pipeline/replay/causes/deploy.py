@@ -67,7 +67,7 @@ def of_deploy(bad: BadCommit, others: Sequence[LoadedProgram], guilty: Guilty) -
 
 
 def with_program_before(bad: BadCommit) -> Cause | None:
-    """The cause that the program changed, where `bad` has the one before, and the batch is good with it; else None."""
+    """The cause that the program changed, where `bad` has the one before, which makes the batch good; else None."""
     now, change = program_of(bad.program.app), change_before(bad.program.store, bad.commit)
     if now is None or change is None or now.checksum != change.before.checksum:
         return None

@@ -6,19 +6,17 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ....errors import SlackwaterError
 from ....fold.culprit import turning_point
+from ....fold.failing import RECORD
 from ....search.verdict import Address
 from ....store.sst.expiry import event_ms
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from .bad_commit import BadCommit
-
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,30 +68,30 @@ def _mover(bad: BadCommit, moved: Manifest, before: Manifest | None, to_ms: int)
 
 def _record(bad: BadCommit, moved: Manifest, name: str, to_ms: int) -> Address | None:
     """The first record of a batch by which its own watermark is at that time or later."""
+    bound_ms = moved.event_time.bound_ms if moved.event_time is not None else None
     try:
         replay = bad.replay(moved.stage, moved.version)
-        rows = replay.rows()
-    except SlackwaterError:
-        return None
-    columns = [(column, one) for one in replay.shape.watermarks if name in one.inputs for column in one.columns]
-    bound_ms = moved.event_time.bound_ms if moved.event_time is not None else None
 
-    def reach(rows: pa.Table) -> Flags:
-        """Whether each row moves it so far."""
-        found = np.zeros(rows.num_rows, np.bool_)
-        for column, watermark in columns:
-            if column in rows.column_names:
-                times = event_ms(rows[column])
-                late = pc.greater_equal(times, to_ms + watermark.delay_ms)
-                if bound_ms is not None:
-                    late = pc.and_(late, pc.less_equal(times, bound_ms))
-                found |= pc.fill_null(late, False).to_numpy()
-        return found
+        def movers(rows: pa.Table) -> pa.Table:
+            """The rows whose time moves the watermark as far as that."""
+            mine = np.zeros(rows.num_rows, bool)
+            for watermark in replay.shape.watermarks:
+                for column in watermark.columns if name in watermark.inputs else ():
+                    times = event_ms(rows[column])
+                    late = pc.greater_equal(times, to_ms + watermark.delay_ms)
+                    if bound_ms is not None:
+                        late = pc.and_(late, pc.less_equal(times, bound_ms))
+                    mine |= np.asarray(pc.fill_null(late, False))
+            return rows.filter(pa.array(mine))
 
-    if not (reached := reach(rows)).any():
+        if not (found := movers(replay.rows())).num_rows:
+            return None
+        if replay.knows_records:
+            return bad.source_of(replay, int(np.min(found[RECORD].to_numpy())))
+        # A Spark job for each prefix that is tried.
+        number = turning_point(
+            replay.count, lambda count: bool(movers(replay.rows(np.arange(count, dtype=np.int64))).num_rows)
+        )
+        return bad.source_of(replay, number)
+    except (SlackwaterError, KeyError):
         return None
-    if replay.knows_records:
-        first = int(np.min(replay.record_of(rows)[reached]))
-    else:
-        first = turning_point(replay.count, lambda count: bool(reach(replay.rows(np.arange(count))).any()))
-    return bad.source_of(replay, first)

@@ -304,6 +304,7 @@ class FanIn(History):
         self.app.run(store=self.store, kafka=self.bootstrap, until_caught_up=True, stages=stages)
 
 
+@pytest.mark.ci
 def test_where_two_topics_meet_commits_are_the_order_and_not_the_times(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     history = FanIn(kafka.bootstrap, tmp_path)
     # Three batches of the sources become one of the table. By their times the records came the other way round.
