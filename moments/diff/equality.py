@@ -16,8 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...store.sst.hashing import digests
+from ..query.row_local import pairs
 
 Flags = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int64]
 _BITS, _BITS_OF_32 = 42, 18
 TOLERANCE = f"2^-{_BITS} of the largest number in the column (32-bit floats: 2^-{_BITS_OF_32})"
 """How far two floats may be apart, in words."""
@@ -35,6 +37,35 @@ def unlike(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) -> tuple[Flag
         own, other = values[:count][left[0]], values[count:][left[1]]
         left = _within(left[0], _more_often(own, other)), _within(left[1], _more_often(other, own))
     return left
+
+
+def like(ours: pa.Table, theirs: pa.Table) -> tuple[Numbers, Numbers]:
+    """Rows of two tables that are equal by the rule, in pairs: their places in each, ascending in `ours`.
+
+    Each row is in one pair at most; rows that are exactly the same are paired first. The columns of `theirs` count.
+    """
+    ours = ours.select(theirs.column_names)
+    mine, others = pairs(ours, theirs)
+    if min(ours.num_rows, theirs.num_rows) == len(mine) or not any(map(has_floats, theirs.schema.types)):
+        return mine, others
+    count = ours.num_rows
+    for values in _on_grids(pa.concat_tables([ours, theirs.cast(ours.schema)]), 0.0):
+        left, right = np.setdiff1d(np.arange(count), mine), np.setdiff1d(np.arange(theirs.num_rows), others)
+        own, other = (_nth(values[side]) for side in (left, count + right))
+        _, at, there = np.intersect1d(own, other, assume_unique=True, return_indices=True)
+        mine, others = np.concatenate([mine, left[at]]), np.concatenate([others, right[there]])
+    order = np.argsort(mine)
+    return mine[order], others[order]
+
+
+def _nth(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
+    """Each value with how many of the same are before it: no two of these are equal."""
+    order = np.argsort(values, kind="stable")
+    found = np.empty(len(values), [("value", np.uint64), ("nth", np.int64)])
+    found["value"] = values
+    ascending = values[order]
+    found["nth"][order] = np.arange(len(values)) - np.searchsorted(ascending, ascending)
+    return found
 
 
 def near(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> Flags:

@@ -91,16 +91,6 @@ def _in_expressions(node: Any, aggregates: Collection[str]) -> Iterator[str]:
         yield from _in_expressions(each, aggregates)
 
 
-def differing(ours: pa.Table, theirs: pa.Table) -> pa.Table:
-    """The rows that one table has more often than the other, in any order; the columns are the same."""
-    with duckdb.connect() as con:
-        con.register("ours", showable(ours))
-        con.register("theirs", showable(theirs.select(ours.column_names)))
-        return con.sql(
-            "(FROM ours EXCEPT ALL FROM theirs) UNION ALL (FROM theirs EXCEPT ALL FROM ours)"
-        ).to_arrow_table()
-
-
 def only_in(ours: pa.Table, theirs: pa.Table) -> pa.Table:
     """The rows that `ours` has more often than `theirs`, in any order; the columns are the same."""
     with duckdb.connect() as con:

@@ -19,6 +19,7 @@ from ...errors import NotFound
 from ...moments.cut.line import Line
 from ...moments.cut.moments import line_of
 from ...moments.cut.stored import ADDRESS
+from ...moments.diff.equality import like
 from ...moments.diff.stored_rows import TableSide
 from ...moments.query.row_local import pairs
 from ...search.verdict import Address, CannotProve
@@ -39,10 +40,10 @@ _KEY = ["topic", "partition", "offset", "row"]
 
 
 @dataclass(eq=False)
-class Part:
+class InputPart:
     """The records that a batch got on one input from one sender."""
 
-    batch: Batch = field(repr=False)
+    batch: ReplayBatch = field(repr=False)
     name: str
     """The input's declared name."""
     upstream: str
@@ -51,7 +52,7 @@ class Part:
     """Its version; 0 for a user's topic, and where it is not known."""
     numbers: Numbers
     """Their numbers in the batch, ascending."""
-    sender: Batch | None = None
+    sender: ReplayBatch | None = None
     """The batch that sent them, once `Batches.expand` has replayed it."""
     trace: tuple[Numbers, Numbers] | None = None
     """Of each record the number here, and in the sender's batch that of the one record that it was made of; None where
@@ -66,7 +67,7 @@ class Part:
         return pa.concat_tables([taken, replay.left_out[self.name].rows.take(pa.array(rejected))])
 
 
-class Batch:
+class ReplayBatch:
     """A version of a stage, to be replayed with any of its records.
 
     Records have the numbers of `StageReplay`; after these come the ones that the batch rejected.
@@ -100,16 +101,16 @@ class Batch:
         return len(self.inputs)
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[InputPart, ...]:
         """Its records by where they come from."""
         return tuple(self._parts())
 
-    def _parts(self) -> Iterator[Part]:
+    def _parts(self) -> Iterator[InputPart]:
         versions = self.column(PLACE.names[4])
         for at, (name, records) in enumerate(self.replay.records.items()):
             mine = np.flatnonzero(self.inputs == at)
             for version in np.unique(versions[mine]).tolist():
-                yield Part(self, name, records.upstream, version, mine[versions[mine] == version])
+                yield InputPart(self, name, records.upstream, version, mine[versions[mine] == version])
 
     def column(self, name: str) -> Numbers:
         """A column of `place`, by number."""
@@ -173,23 +174,23 @@ class Batches:
     """Batches of an app that were opened to be replayed."""
 
     program: LoadedProgram
-    known: dict[tuple[str, int], Batch] = field(default_factory=dict)
+    known: dict[tuple[str, int], ReplayBatch] = field(default_factory=dict)
     _places: dict[tuple[str, int], frozenset[Place]] = field(default_factory=dict)
 
-    def of(self, after: Manifest) -> Batch:
+    def of(self, after: Manifest) -> ReplayBatch:
         """The batch that committed a version. Raises as `StageReplay.of`, and as reading its records."""
         place = after.stage, after.version
         if place not in self.known:
-            self.known[place] = Batch(StageReplay.of(self.program, after))
+            self.known[place] = ReplayBatch(StageReplay.of(self.program, after))
         return self.known[place]
 
-    def before(self, batch: Batch) -> Batch | None:
+    def before(self, batch: ReplayBatch) -> ReplayBatch | None:
         """The newest earlier batch of the stage that was opened."""
         stage, version = batch.replay.after.stage, batch.replay.after.version
         earlier = [other for of, other in self.known if of == stage and other < version]
         return self.known[stage, max(earlier)] if earlier else None
 
-    def expand(self, part: Part) -> Batch:
+    def expand(self, part: InputPart) -> ReplayBatch:
         """Replay the batch that sent a part, and compare what it sends with what was received.
 
         Raises `CannotProve` where that differs, and as `of`.
@@ -206,7 +207,7 @@ class Batches:
         replay = sender.of_output(part.name)
         every = replay.rows()
         sent = sent_as(replay, every, part.received)
-        rows, records = pairs(sent, part.received)
+        rows, records = like(sent, part.received)
         if not len(rows) == sent.num_rows == part.received.num_rows:
             most = max(sent.num_rows, part.received.num_rows)
             raise CannotProve(
@@ -223,7 +224,7 @@ class Batches:
     def _line(self) -> Line:
         return line_of(self.program.store, self.program.app.name)
 
-    def clusters(self, parts: Sequence[Part]) -> list[list[Part]]:
+    def clusters(self, parts: Sequence[InputPart]) -> list[list[InputPart]]:
         """The parts in the app's order, which is that of the commits with which records of users' topics came in.
 
         Parts that are made of records of the same such commits, or of interleaving ones, are together.
@@ -245,7 +246,7 @@ class Batches:
             last = end if last is None else max(last, end)
         return found
 
-    def _sources(self, part: Part) -> frozenset[Place]:
+    def _sources(self, part: InputPart) -> frozenset[Place]:
         manifest = part.batch.replay.after
         if not part.upstream:
             return frozenset([self._line.place(manifest)])
@@ -279,7 +280,7 @@ class Batches:
                 yield from self._sources_of(app, sent.stage, sent.version)
 
 
-def _of(span: tuple[Place, Place, Part]) -> tuple[Place, Place]:
+def _of(span: tuple[Place, Place, InputPart]) -> tuple[Place, Place]:
     return span[:2]
 
 
@@ -312,19 +313,19 @@ class Choice:
     def __init__(
         self,
         batches: Batches,
-        chosen: Mapping[Part, Numbers],
-        root: Batch | None = None,
+        chosen: Mapping[InputPart, Numbers],
+        root: ReplayBatch | None = None,
         only: Numbers | None = None,
-        more: Mapping[Part, pa.Table] | None = None,
+        more: Mapping[InputPart, pa.Table] | None = None,
     ) -> None:
         self._batches, self._chosen, self._root, self._only = batches, chosen, root, only
         self._more = more or {}
-        self._inputs: dict[Batch, tuple[Numbers, dict[str, list[pa.Table]]]] = {}
-        self._rows: dict[tuple[Batch, str], pa.Table] = {}
-        self._whole: dict[Batch, bool] = {}
-        self._manifests: dict[Batch, Manifest] = {}
+        self._inputs: dict[ReplayBatch, tuple[Numbers, dict[str, list[pa.Table]]]] = {}
+        self._rows: dict[tuple[ReplayBatch, str], pa.Table] = {}
+        self._whole: dict[ReplayBatch, bool] = {}
+        self._manifests: dict[ReplayBatch, Manifest] = {}
 
-    def is_whole(self, batch: Batch) -> bool:
+    def is_whole(self, batch: ReplayBatch) -> bool:
         """Whether a batch has all its records, after the state that it had."""
         if batch not in self._whole:
             before = self._batches.before(batch)
@@ -333,24 +334,24 @@ class Choice:
             )
         return self._whole[batch]
 
-    def _has_all(self, part: Part) -> bool:
+    def _has_all(self, part: InputPart) -> bool:
         if part in self._chosen:
             return len(self._chosen[part]) == len(part.numbers) and part not in self._more
         return part.sender is not None and self.is_whole(part.sender)
 
-    def numbers(self, batch: Batch) -> Numbers:
+    def numbers(self, batch: ReplayBatch) -> Numbers:
         """The records that a batch has, of those that it had."""
         return self._of(batch)[0]
 
-    def of_part(self, part: Part) -> Numbers:
+    def of_part(self, part: InputPart) -> Numbers:
         """The records that a batch has of a part, of those that it had."""
         return np.intersect1d(self.numbers(part.batch), part.numbers)
 
-    def is_known(self, batch: Batch) -> bool:
+    def is_known(self, batch: ReplayBatch) -> bool:
         """Whether a batch has no records that it did not have."""
         return not self._of(batch)[1]
 
-    def _of(self, batch: Batch) -> tuple[Numbers, dict[str, list[pa.Table]]]:
+    def _of(self, batch: ReplayBatch) -> tuple[Numbers, dict[str, list[pa.Table]]]:
         """The numbers of the records that it has, and by input records that it did not have then."""
         if batch not in self._inputs:
             numbers, new = [np.empty(0, np.int64)], dict[str, list[pa.Table]]()
@@ -365,7 +366,7 @@ class Choice:
             self._inputs[batch] = mine, new
         return self._inputs[batch]
 
-    def _part(self, part: Part) -> tuple[Numbers, pa.Table | None]:
+    def _part(self, part: InputPart) -> tuple[Numbers, pa.Table | None]:
         if part in self._chosen:
             return self._chosen[part], self._more.get(part)
         if part.sender is None:
@@ -376,19 +377,19 @@ class Choice:
             mine, made_of = part.trace
             return mine[np.isin(made_of, self.numbers(part.sender))], None
         sent = sent_as(self._replay(part.sender, part.name), self.rows(part.sender, part.name), part.received)
-        mine, other = pairs(sent, part.received)
+        mine, other = like(sent, part.received)
         if len(mine) == sent.num_rows:
             return part.numbers[other], None
         rejected = mine[part.numbers[other] >= part.batch.replay.count]
         return part.numbers[:0], sent.take(pa.array(np.setdiff1d(np.arange(sent.num_rows), rejected)))
 
-    def _replay(self, batch: Batch, output: str = "") -> StageReplay:
+    def _replay(self, batch: ReplayBatch, output: str = "") -> StageReplay:
         replay, before = batch.of_output(output), self._batches.before(batch)
         if before is None or replay.shape.bound is None or self.is_whole(before):
             return replay
         return replay.based_on(self.manifest(before))
 
-    def rows(self, batch: Batch, output: str = "") -> pa.Table:
+    def rows(self, batch: ReplayBatch, output: str = "") -> pa.Table:
         """What the stage's function makes of the records."""
         key = batch, "" if batch.replay.shape.bound is not None else output
         if key not in self._rows:
@@ -406,7 +407,7 @@ class Choice:
                 self._rows[key] = replay.run(inputs)
         return self._rows[key]
 
-    def manifest(self, batch: Batch) -> Manifest:
+    def manifest(self, batch: ReplayBatch) -> Manifest:
         """The version that the batch would have committed."""
         if batch not in self._manifests:
             replay, after = self._replay(batch), batch.replay.after

@@ -12,8 +12,8 @@ from ...errors import Gone, Refused
 from ...fold.failing import RECORD
 from ...fold.records import behind
 from ...moments.diff.candidates import changed_keys
+from ...moments.diff.equality import unlike
 from ...moments.diff.key_changes import KeyChanges
-from ...moments.query.row_local import only_in
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Output
@@ -164,4 +164,6 @@ def _channel(name: str, committed: SentRows, rows: pa.Table) -> ChannelCompariso
             f"({committed.rows.schema.to_string()})",
             hint="replay with a program that sends the same columns",
         ) from None
-    return ChannelComparison(name, committed, rows, only_in(committed.rows, rows), only_in(rows, committed.rows))
+    missing, added = unlike(committed.rows, rows)
+    lacking, more = committed.rows.filter(pa.array(missing)), rows.filter(pa.array(added))
+    return ChannelComparison(name, committed, rows, lacking, more)

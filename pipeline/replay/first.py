@@ -16,7 +16,7 @@ from ...fold.culprit import first_turn, last_turn, smallest, turning_point
 from ...search.verdict import Address, NoRecord
 from ..batch.rerun import Numbers
 from ..spark.user_errors import reason_of
-from .batches import Part
+from .batches import InputPart
 from .order import Ordered, in_order
 from .what_if import BadBatch, Chosen, Item, by_part, may_emit, no_record, whole
 
@@ -32,7 +32,7 @@ _LANES = 16
 class Queue:
     """The records of some parts in the app's order. Arrays have one element a record."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[InputPart, ...]
     of: Numbers
     """Of which part each is."""
     numbers: Numbers
@@ -41,7 +41,7 @@ class Queue:
     """What the order rests upon, where all are records of users' topics that one batch read; None elsewhere."""
 
     @classmethod
-    def of_parts(cls, parts: Sequence[Part]) -> Queue:
+    def of_parts(cls, parts: Sequence[InputPart]) -> Queue:
         """All records of these parts; the batches are in their order."""
         of, numbers, order = [np.empty(0, np.int64)], [np.empty(0, np.int64)], None
         for batch in dict.fromkeys(part.batch for part in parts):
@@ -60,12 +60,12 @@ class Queue:
     def __getitem__(self, place: int) -> Item:
         return self.parts[int(self.of[place])], int(self.numbers[place])
 
-    def chosen(self, places: Numbers) -> dict[Part, Numbers]:
+    def chosen(self, places: Numbers) -> dict[InputPart, Numbers]:
         """The records at some places."""
         of, numbers = self.of[places], self.numbers[places]
         return {part: np.sort(numbers[of == at]) for at, part in enumerate(self.parts) if (of == at).any()}
 
-    def places(self, some: Mapping[Part, Numbers]) -> Numbers:
+    def places(self, some: Mapping[InputPart, Numbers]) -> Numbers:
         """Where records are, ascending."""
         found = [np.empty(0, np.int64)]
         for at, part in enumerate(self.parts):
@@ -78,17 +78,17 @@ class Queue:
 class Level:
     """The batches of one stage on the way up, or of several whose records interleave."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[InputPart, ...]
     """Of the batch below, those with whose records the bad moment turns bad."""
     replays: int
     """How many choices were tried to find them."""
 
 
 @dataclass
-class Found:
+class FirstRecord:
     """The record, and what is known of it."""
 
-    part: Part
+    part: InputPart
     number: int
     """Its number in the part's batch."""
     before: Chosen
@@ -109,7 +109,7 @@ class Found:
 
 
 @dataclass
-class Search(BadBatch):
+class RecordSearch(BadBatch):
     """The search for the record behind one bad commit."""
 
     last: bool = False
@@ -119,10 +119,10 @@ class Search(BadBatch):
     """Why the batches further up were not replayed; empty where they were."""
     nothing: NoRecord | None = None
     """What made it bad with none of the records, where it did."""
-    fixed: dict[Part, Numbers] = field(default_factory=dict)
+    fixed: dict[InputPart, Numbers] = field(default_factory=dict)
     """The parts that come before those in which the record is, whole."""
 
-    def run(self) -> Found | None:
+    def run(self) -> FirstRecord | None:
         """The record; None where it is bad with none of them (`nothing`). Raises as replays do."""
         parts = self.root.parts
         if (nothing := self.with_none()) is not None:
@@ -144,7 +144,7 @@ class Search(BadBatch):
             parts = tuple(part for part in parts if not part.upstream) + tuple(p for s in senders for p in s.parts)
         return self._record(parts)
 
-    def _descend(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    def _descend(self, parts: tuple[InputPart, ...]) -> tuple[InputPart, ...]:
         """Of these parts, those with which it turns bad. Those before them are `fixed`."""
         begun, clusters = self.replays, self.batches.clusters(parts)
 
@@ -168,7 +168,7 @@ class Search(BadBatch):
         known = {part: some for part, some in found.items() if some is not None}
         return queue.places(known) if len(known) == len(found) else None
 
-    def _record(self, parts: tuple[Part, ...]) -> Found:
+    def _record(self, parts: tuple[InputPart, ...]) -> FirstRecord:
         begun, queue = self.replays, Queue.of_parts(parts)
         everything = np.arange(len(queue))
         reached = self._reached(queue, self.relevant)
@@ -194,7 +194,7 @@ class Search(BadBatch):
         part, number = queue[at]
         before, until = (chosen(everything[:end]) for end in (at, at + 1))
         earlier = [queue[place] for place in candidates[candidates < at].tolist()]
-        found = Found(part, number, before, until, earlier, queue.chosen(candidates), proved=not self.reason)
+        found = FirstRecord(part, number, before, until, earlier, queue.chosen(candidates), proved=not self.reason)
         self.levels[-1].replays += self.replays - begun
         begun = self.replays
         if not self.last:
@@ -205,7 +205,7 @@ class Search(BadBatch):
         self.replays = begun
         return found
 
-    def _alone(self, found: Found) -> None:
+    def _alone(self, found: FirstRecord) -> None:
         """Ask if it is bad without those before it, and else with which of them."""
         record = (found.part, found.number)
         if not found.earlier and not any(len(numbers) for numbers in self.fixed.values()):

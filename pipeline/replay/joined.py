@@ -22,8 +22,8 @@ from ...store.sst.types import HASH
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..batch.rerun import Numbers
-from .batches import Batch, Choice, Part
-from .first import Found, Search
+from .batches import Choice, InputPart, ReplayBatch
+from .first import FirstRecord, RecordSearch
 from .what_if import Item
 
 
@@ -37,12 +37,12 @@ class Met:
     """The key at which the two met: one row."""
     records: Numbers
     """Records of the join's batch that brought the bad values; none where they waited in its table."""
-    batch: Batch
+    batch: ReplayBatch
     version: int
     """Then, the version that brought them; 0 where that is not known."""
 
 
-def met(search: Search, found: Found, way: Sequence[Item]) -> Met | None:
+def met(search: RecordSearch, found: FirstRecord, way: Sequence[Item]) -> Met | None:
     """What the record that was found met, if that has the bad values; None where it has them itself, or nobody knows.
 
     `way` are the records from that of the bad batch up to the one that was found.
@@ -62,7 +62,7 @@ def met(search: Search, found: Found, way: Sequence[Item]) -> Met | None:
     return None
 
 
-def _at_fault(search: Search, found: Found, part: Part, row: pa.Table) -> set[str]:
+def _at_fault(search: RecordSearch, found: FirstRecord, part: InputPart, row: pa.Table) -> set[str]:
     """The columns of a row without whose values it is good, with the same keys."""
     begun = search.replays
     without = Choice(search.batches, found.before).of_part(part)
@@ -85,7 +85,7 @@ def _at_fault(search: Search, found: Found, part: Part, row: pa.Table) -> set[st
     return columns
 
 
-def _of_batch(there: Numbers, batch: Batch, bound: BoundJoin, side: JoinSide, row: pa.Table) -> Numbers:
+def _of_batch(there: Numbers, batch: ReplayBatch, bound: BoundJoin, side: JoinSide, row: pa.Table) -> Numbers:
     """The records of a join's batch that brought a side of a row."""
     replay = batch.replay
     if not replay.knows_records:
@@ -98,7 +98,7 @@ def _of_batch(there: Numbers, batch: Batch, bound: BoundJoin, side: JoinSide, ro
     return np.intersect1d(replay.record_of(mine.take(pa.array(places))), there)
 
 
-def _waited(batch: Batch, side: JoinSide, key: pa.Table, row: pa.Table) -> int:
+def _waited(batch: ReplayBatch, side: JoinSide, key: pa.Table, row: pa.Table) -> int:
     """The version with which a side of a row began to wait; 0 where that is not known."""
     program, after = batch.replay.program, batch.replay.after
     values = row.select(side.columns.names).to_pylist()[0]
@@ -116,7 +116,7 @@ def _waited(batch: Batch, side: JoinSide, key: pa.Table, row: pa.Table) -> int:
     return 0
 
 
-def _waiting(batch: Batch, at: Manifest, side: JoinSide, key: pa.Table) -> tuple[list[object], int]:
+def _waiting(batch: ReplayBatch, at: Manifest, side: JoinSide, key: pa.Table) -> tuple[list[object], int]:
     """The rows of a side that wait at a version for a key, and the version that wrote them; 0 for none."""
     stored = batch.replay.based_on(at).stored
     found, there, seqs = stored.of_keys(hash_keys(key, key.column_names), key)
@@ -124,7 +124,7 @@ def _waiting(batch: Batch, at: Manifest, side: JoinSide, key: pa.Table) -> tuple
     return list(rows or ()), int(seqs[0])
 
 
-def climb(search: Search, batch: Batch, number: int) -> list[Item]:
+def climb(search: RecordSearch, batch: ReplayBatch, number: int) -> list[Item]:
     """A record of a batch, and that of which it was made, and so on, as far up as it is known. Raises as replays do."""
     way = list[Item]()
     while True:

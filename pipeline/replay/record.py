@@ -23,8 +23,8 @@ from ...fold.topics import id_in
 from ...moments.cut.graph import Cut
 from ...moments.cut.lineage import Window, direct, losses
 from ...moments.diff.candidates import changed_keys
+from ...moments.diff.equality import like
 from ...moments.diff.key_changes import KeyChanges
-from ...moments.query.row_local import differing
 from ...search.predicate import Context, OfAllTables, Predicate
 from ...search.verdict import Address, CannotProve, Guilty, Hop, SourceMessage, Verdict
 from ...store.read.multi_get import multi_get
@@ -33,8 +33,8 @@ from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..batch.rerun import Numbers
 from ..spark.user_errors import reason_of
-from .batches import Choice, Part, why_different
-from .first import Found, Queue, Search
+from .batches import Choice, InputPart, why_different
+from .first import FirstRecord, Queue, RecordSearch
 from .joined import climb, met
 from .program import LoadedProgram
 from .what_if import Item, by_part
@@ -72,8 +72,8 @@ def behind(
     With `last`, that after which nothing changed any more; else the first. Errors are told as by `find_record`.
     """
     hops, reason = list[Hop](), ""
-    search: Search | None = None
-    found: Found | None = None
+    search: RecordSearch | None = None
+    found: FirstRecord | None = None
     guilty = Guilty((), None, "", windows, None)
     try:
         search = _open(program, predicate, bad, stage, changed, last=last)
@@ -108,7 +108,7 @@ def behind(
     return guilty
 
 
-def _ending(program: LoadedProgram, guilty: Guilty, part: Part, number: int, reason: str) -> Guilty:
+def _ending(program: LoadedProgram, guilty: Guilty, part: InputPart, number: int, reason: str) -> Guilty:
     """The way, with the message at its end; or with the reason why there is none."""
     address = part.batch.address(number)
     message: SourceMessage | None = None
@@ -123,7 +123,7 @@ def _ending(program: LoadedProgram, guilty: Guilty, part: Part, number: int, rea
     return dataclasses.replace(guilty, message=message, reason=reason, windows=(window,))
 
 
-def _with_bad_values(search: Search, found: Found, guilty: Guilty, way: Sequence[Item]) -> Guilty | None:
+def _with_bad_values(search: RecordSearch, found: FirstRecord, guilty: Guilty, way: Sequence[Item]) -> Guilty | None:
     """The record that the one that was found met in a join, where that one has the bad values; None elsewhere."""
     if (other := met(search, found, way)) is None:
         return None
@@ -151,7 +151,7 @@ def _with_bad_values(search: Search, found: Found, guilty: Guilty, way: Sequence
 
 def _open(
     program: LoadedProgram, predicate: Predicate, bad: Cut, stage: str, changed: KeyChanges | None, *, last: bool
-) -> Search:
+) -> RecordSearch:
     """The search, where the batch can be replayed, and gives what was committed. Raises `CannotProve` elsewhere."""
     after = bad.stages[stage]
     if predicate.channels:
@@ -160,7 +160,7 @@ def _open(
         raise CannotProve(f"stage {after.stage!r} keeps no table")
     if after.edited is not None:
         raise CannotProve(f"{stage}@v{after.version} is an edit by hand, by {after.edited.by}: {after.edited.what}")
-    found = Search.of(program, predicate, bad, stage, changed)
+    found = RecordSearch.of(program, predicate, bad, stage, changed)
     found.last = last
     replay = found.root.replay
     if replay.shape.bound is not None:
@@ -175,7 +175,7 @@ def _open(
     return found
 
 
-def _no_record(search: Search) -> str:
+def _no_record(search: RecordSearch) -> str:
     """What made it bad with none of its records, in words."""
     nothing = search.nothing
     assert nothing is not None  # noqa: S101
@@ -189,14 +189,14 @@ def _no_record(search: Search) -> str:
     return f"{what} is bad whatever records it read"
 
 
-def _way_up(search: Search, found: Found) -> Iterator[Item]:
+def _way_up(search: RecordSearch, found: FirstRecord) -> Iterator[Item]:
     """The records on the way from the commit up to the one that was found, each as what it was received."""
     with_, without = (Choice(search.batches, chosen) for chosen in (found.until, found.before))
     for part in _way(search, found.part, with_, without):
         yield part, found.number if part is found.part else _received(search, part, with_, without)
 
 
-def _hop(search: Search, found: Found, part: Part, number: int) -> Hop:
+def _hop(search: RecordSearch, found: FirstRecord, part: InputPart, number: int) -> Hop:
     batch, after = part.batch, part.batch.replay.after
     replays = next((level.replays for level in search.levels if part in level.parts), 0)
     is_last = part is found.part
@@ -206,12 +206,12 @@ def _hop(search: Search, found: Found, part: Part, number: int) -> Hop:
     return Hop(*record, candidates, replays, found.alone, needs)
 
 
-def _candidates(search: Search, part: Part) -> int:
+def _candidates(search: RecordSearch, part: InputPart) -> int:
     some = search.reach(part, search.relevant)
     return len(part.numbers) if some is None else len(some)
 
 
-def _way(search: Search, end: Part, with_: Choice, without: Choice) -> list[Part]:
+def _way(search: RecordSearch, end: InputPart, with_: Choice, without: Choice) -> list[InputPart]:
     """The parts from one of the bad batch up to this one, each sent by the batch of the next.
 
     Where a batch sent several, one is taken with which the record comes, if there is one.
@@ -223,12 +223,12 @@ def _way(search: Search, end: Part, with_: Choice, without: Choice) -> list[Part
     return way
 
 
-def _gained(part: Part, with_: Choice, without: Choice) -> Numbers:
+def _gained(part: InputPart, with_: Choice, without: Choice) -> Numbers:
     """The records of a part that one choice has more than the other."""
     return np.setdiff1d(with_.of_part(part), without.of_part(part))
 
 
-def _received(search: Search, part: Part, with_: Choice, without: Choice) -> int:
+def _received(search: RecordSearch, part: InputPart, with_: Choice, without: Choice) -> int:
     """The record of a part as which the one that was found, or what a state made of it, was received."""
     begun = search.replays
     gained = _gained(part, with_, without)
@@ -250,7 +250,7 @@ def _received(search: Search, part: Part, with_: Choice, without: Choice) -> int
         search.replays = begun
 
 
-def _bad_records(search: Search, found: Found) -> tuple[pa.Table, bool, int | None]:
+def _bad_records(search: RecordSearch, found: FirstRecord) -> tuple[pa.Table, bool, int | None]:
     """The bad records of the batch, in the app's order, and whether all that are bad by themselves are among them.
 
     And how many are bad by themselves: where not all are found, so many that the batch itself read; None where that is
@@ -265,7 +265,7 @@ def _bad_records(search: Search, found: Found) -> tuple[pa.Table, bool, int | No
     return _table(search, items), is_complete, sum(items.values()) if is_complete else count
 
 
-def _bad_alone(search: Search, found: Found) -> tuple[list[Item], bool, int | None]:
+def _bad_alone(search: RecordSearch, found: FirstRecord) -> tuple[list[Item], bool, int | None]:
     """The records that are bad by themselves, as far up as batches were replayed; and whether these are all.
 
     And how many records of the bad batch itself are, where that is known.
@@ -286,7 +286,7 @@ def _bad_alone(search: Search, found: Found) -> tuple[list[Item], bool, int | No
         search.replays = begun
 
 
-def _sources(search: Search, waiting: list[tuple[Part, Numbers]]) -> tuple[list[Item], bool]:
+def _sources(search: RecordSearch, waiting: list[tuple[InputPart, Numbers]]) -> tuple[list[Item], bool]:
     """The records of users' topics of which records of a batch are made; and whether each was traced up to there."""
     found, is_complete = list[Item](), True
     while waiting:
@@ -316,7 +316,7 @@ def _sources(search: Search, waiting: list[tuple[Part, Numbers]]) -> tuple[list[
     return list(dict.fromkeys(found)), is_complete
 
 
-def _by_groups(search: Search, chosen: Mapping[Part, Numbers]) -> tuple[list[Item], bool]:
+def _by_groups(search: RecordSearch, chosen: Mapping[InputPart, Numbers]) -> tuple[list[Item], bool]:
     """Of these records those that are bad by themselves, by trying groups of them; and whether these are all."""
     items = [(part, number) for part, numbers in chosen.items() for number in numbers.tolist()]
     begun = search.replays
@@ -338,7 +338,7 @@ def _by_groups(search: Search, chosen: Mapping[Part, Numbers]) -> tuple[list[Ite
         return [], False
 
 
-def _table(search: Search, items: Mapping[Item, bool]) -> pa.Table:
+def _table(search: RecordSearch, items: Mapping[Item, bool]) -> pa.Table:
     """Records as `Guilty.records` has them; of each it is said whether it is bad by itself."""
     chosen, alone = by_part(items), by_part(item for item, is_alone in items.items() if is_alone)
     ordered = [part for cluster in search.batches.clusters(tuple(chosen)) for part in cluster]
@@ -350,7 +350,7 @@ def _table(search: Search, items: Mapping[Item, bool]) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def _rows(queue: Queue, places: Numbers, alone: Mapping[Part, Numbers]) -> pa.Table:
+def _rows(queue: Queue, places: Numbers, alone: Mapping[InputPart, Numbers]) -> pa.Table:
     """The records at some places of a queue."""
     of, numbers, tables = queue.of[places], queue.numbers[places], [_RECORDS.empty_table()]
     for at, part in enumerate(queue.parts):
@@ -418,7 +418,7 @@ class _IsAsCommitted(OfAllTables):
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
         found = _row(at, at.cut.stages[self.stage], self.key)
-        return self.key.slice(0, 0 if differing(self.row, found).num_rows else 1)
+        return self.key.slice(0, 1 if len(like(self.row, found)[0]) == self.row.num_rows == found.num_rows else 0)
 
 
 def _row(at: Context, manifest: Manifest, key: pa.Table) -> pa.Table:

@@ -18,8 +18,8 @@ from ...errors import NotFound, Refused
 from ...fold.event_time import Due, Lateness, due_after
 from ...fold.failing import RECORD
 from ...fold.step import Step
+from ...moments.diff.equality import unlike
 from ...moments.diff.stored_rows import TableSide
-from ...moments.query.row_local import differing
 from ...search.verdict import Address
 from ...store.read.multi_get import LookUps
 from ...store.sst import ttl
@@ -260,11 +260,16 @@ class StageReplay:
         return pa.concat_tables([side.no_rows(values=True), *mine])
 
     def differing_keys(self, written: pa.Table, new: pa.Table) -> Numbers:
-        """The `_hash` of each key, ascending, that has another row in one of these than in the other, or none."""
+        """The `_hash` of each key, ascending, that has another row in one of these than in the other, or none.
+
+        Rows are compared by the one rule of `equality`, since a replay may sum floats in another order.
+        """
         key = arrow_schema(self.table.key)
         written = written.select([*key.names, *(column.name for column in self.table.values), OP])
-        wrong = differing(written, new.select(written.column_names).cast(written.schema))
-        return np.unique(hash_keys(wrong.select(key.names).cast(key), key.names))
+        new = new.select(written.column_names).cast(written.schema)
+        sides = zip((written, new), unlike(written, new), strict=True)
+        wrong = pa.concat_tables([rows.select(key.names).filter(pa.array(flags)) for rows, flags in sides])
+        return np.unique(hash_keys(wrong.cast(key), key.names))
 
     def sent(self, rows: pa.Table) -> pa.Table:
         """What the stage sends on `output` with these rows of its function."""

@@ -33,13 +33,13 @@ from ...store.sst.types import DUE, EXPIRES, HASH, SEQ
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import table_name, table_of, tables_of
 from ..batch.rerun import Numbers
-from .batches import Batch, Batches, Choice, Part
+from .batches import Batches, Choice, InputPart, ReplayBatch
 from .program import LoadedProgram
 from .stage_replay import StageReplay, of_keys
 
-Chosen = Mapping[Part, Numbers]
+Chosen = Mapping[InputPart, Numbers]
 """Records by number, of each part."""
-Item = tuple[Part, int]
+Item = tuple[InputPart, int]
 """One record."""
 _TIME = pa.timestamp("ms", "UTC")
 
@@ -52,7 +52,7 @@ class BadBatch:
     predicate: Predicate
     bad: Cut
     """The first bad moment: it ends with the batch's commit."""
-    root: Batch
+    root: ReplayBatch
     changed: KeyChanges | None = None
     """The keys that turned bad; None where that is not known."""
     replays: int = 0
@@ -129,7 +129,7 @@ class BadBatch:
 
     def source_records(self) -> Chosen:
         """All records of users' topics that the bad batch is made of. Replays each batch between. Raises as that."""
-        waiting, found = [*self.root.parts], dict[Part, Numbers]()
+        waiting, found = [*self.root.parts], dict[InputPart, Numbers]()
         while waiting:
             part = waiting.pop()
             if part.upstream:
@@ -189,7 +189,7 @@ class BadBatch:
         """The records of the bad batch that are bad by themselves; None where that is not known without trying."""
         return bad_alone(self.root.replay, self.predicate) if self.own_table else bad_beside(self.root, self.predicate)
 
-    def reach(self, part: Part, wanted: Numbers | None) -> Numbers | None:
+    def reach(self, part: InputPart, wanted: Numbers | None) -> Numbers | None:
         """The records of a part of which the `wanted` ones of the bad batch are made; None where that is not known."""
         if wanted is None:
             return None
@@ -218,26 +218,26 @@ class OtherProgram:
     """The keys whose rows differ: as committed (`before`), and by the other program (`after`)."""
 
 
-def whole(parts: Iterable[Part]) -> dict[Part, Numbers]:
+def whole(parts: Iterable[InputPart]) -> dict[InputPart, Numbers]:
     """All records of these parts."""
     return {part: part.numbers for part in parts}
 
 
-def by_part(items: Iterable[Item]) -> dict[Part, Numbers]:
+def by_part(items: Iterable[Item]) -> dict[InputPart, Numbers]:
     """Records by part."""
-    found: dict[Part, list[int]] = {}
+    found: dict[InputPart, list[int]] = {}
     for part, number in items:
         found.setdefault(part, []).append(number)
     return {part: np.array(sorted(numbers), np.int64) for part, numbers in found.items()}
 
 
-def may_emit(batch: Batch) -> bool:
+def may_emit(batch: ReplayBatch) -> bool:
     """Whether a batch may have sent rows that no record of it is behind."""
     replay = batch.replay
     return replay.shape.bound is not None and replay.due is not None and replay.due.pending
 
 
-def no_record(batch: Batch) -> NoRecord:
+def no_record(batch: ReplayBatch) -> NoRecord:
     """What a batch did that no record of it is behind: which rows expired with it, and which fell due."""
     replay, after = batch.replay, batch.replay.after
     if replay.shape.bound is None:
@@ -283,7 +283,7 @@ def _fell_due(replay: StageReplay) -> pa.Table:
     return found.keys.select(names).append_column("time", found.values[DUE].cast(_TIME))
 
 
-def bad_beside(batch: Batch, predicate: Predicate) -> Numbers | None:
+def bad_beside(batch: ReplayBatch, predicate: Predicate) -> Numbers | None:
     """The records whose rows of a table beside the stage's own are each wrong; None where that is not known."""
     names = {table_name(batch.replay.after.stage, name): name for name in batch.side_rows}
     try:

@@ -145,6 +145,7 @@ _TABLES = {
         top=sw.max("cents"),
         low=sw.min("cents"),
         fee=sw.max("fee"),
+        mass=sw.sum("mass"),
         last_seq=sw.max("seq"),
         last=sw.last("cents", by="seq"),
     ),
@@ -154,7 +155,7 @@ _TABLES = {
 def totals(rows: DataFrame) -> DataFrame:
     rows = rows_of(rows)
     {totals}
-    return rows.withColumn("cents", F.expr("cast(amount as long)"))
+    return rows.withColumn("cents", F.expr("cast(amount as long)")).withColumn("mass", F.col("seq") / F.lit(7.0))
 """,
     "ids": """
 

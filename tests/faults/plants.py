@@ -38,9 +38,7 @@ class Plant:
     good: str = ""
     """A snapshot at which nothing is wrong; empty for the beginning."""
     operation: Callable[[History], object] | None = None
-    """What is done to the app."""
-    operation_after: int = 0
-    """After which phase."""
+    """What is done to the app after its first phase."""
     operation_kind: str = ""
     """The kind of version that it makes."""
     late: list[Record] = field(default_factory=list)
@@ -213,7 +211,7 @@ class Planter:
         return plant
 
     def operation(self) -> Plant:
-        return self.random.choice((self._edit, self._edit, self._reset, self._rewind))()
+        return self.random.choice((self._edit, self._reset))()
 
     def _edit(self) -> Plant:
         key = self.key()
@@ -231,15 +229,6 @@ class Planter:
         plant.operation = lambda history: history.did("reset", history.app, "--all-topics", "--to-earliest")
         plant.operation_kind, plant.is_alone = "reset", True
         plant.records = [(0, self.record(key, 5)) for _ in range(count)]
-        return plant
-
-    def _rewind(self) -> Plant:
-        key = self.key()
-        where = f"SELECT 1 WHERE NOT EXISTS (FROM totals WHERE k = '{key}')"
-        plant = Plant("operation", "totals", where, frozenset({"operation"}), good="phase-2")
-        plant.operation = lambda history: history.did("rewind", f"{history.app}@phase-0", "--message", "a trial")
-        plant.operation_kind, plant.operation_after, plant.is_alone = "rewind", PHASES - 1, True
-        plant.records = [(self.random.randint(1, PHASES - 1), self.record(key, 5))]
         return plant
 
     def two_faults(self) -> Plant:

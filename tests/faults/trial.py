@@ -72,7 +72,7 @@ def ran(bootstrap: str, folder: Path, seed: int, plants: Sequence[Plant], hops: 
         ):
             history.did(*upkeep)
         for one in plants:
-            if one.operation is not None and one.operation_after == phase:
+            if one.operation is not None and phase == 0:
                 one.operation(history)
         if "recent" in tables and phase == 0:
             eventually(partial(_is_past, now_ms() + apps.CLOCK_TTL_S * 1000), "rows of `recent` expire")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ....errors import SlackwaterError
-from ....moments.query.row_local import differing
+from ....moments.diff.equality import unlike
 from ....search.causes import Cause
 from ....search.deploys import ProgramChange, change_before, deploy
 from ....search.verdict import Guilty
@@ -122,9 +122,9 @@ def _with_new(bad: BadCommit, change: ProgramChange, guilty: Guilty) -> Deploys:
         except SlackwaterError:
             continue
         replayed += 1
-        rows = [_rows(bad, version, keys) for version in (after, manifest)]
+        then, now = (_rows(bad, version, keys) for version in (after, manifest))
         reached += _wrote(bad, after, keys)
-        if differing(*rows).num_rows:
+        if any(flags.any() for flags in unlike(then, now)):
             otherwise = otherwise or f"{after.stage}@v{after.version}"
     if otherwise:
         because = f": with the new one {otherwise} comes out otherwise, though not bad"

@@ -11,6 +11,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ....errors import Refused
+from ....moments.diff.equality import unlike
 from ....moments.query.row_local import only_in
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
@@ -79,7 +80,9 @@ class OtherBatches:
                 now = sent_as(sender, made, rows)
                 # What the batch rejected was sent, too.
                 then = pa.concat_tables([_of_version(each, version) for each in (records, replay.left_out[name])])
-                gone, new = only_in(then, now), only_in(now, then)
+                gone, new = (
+                    side.filter(pa.array(flags)) for side, flags in zip((then, now), unlike(then, now), strict=True)
+                )
                 if gone.num_rows or new.num_rows:
                     rows, is_other = pa.concat_tables([only_in(rows, gone), new]), True
         return rows, is_other

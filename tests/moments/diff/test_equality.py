@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.moments.diff.equality import in_order, unlike
+from slackwater.moments.diff.equality import in_order, like, unlike
 from slackwater.moments.diff.key_changes import KeyChanges
 from slackwater.moments.diff.near_records import unequal
 
@@ -127,3 +127,23 @@ def test_of_equal_records_as_many_are_left_as_one_side_has_more() -> None:
 def test_rows_of_a_function_are_compared_by_their_columns() -> None:
     ours, theirs = pa.table({"k": ["a", "b"], "sum": [0.1 + 0.2, 1.0]}), pa.table({"k": ["a", "b"], "sum": [0.3, 2.0]})
     assert [rows["k"].to_pylist() for rows in unequal(ours, theirs)] == [["b"], ["b"]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 10**6)), max_size=20), st.randoms())
+def test_rows_are_paired_whose_floats_differ_in_their_last_bits(rows: list[tuple[int, int]], random: object) -> None:
+    schema = pa.schema([("k", pa.int64()), ("x", pa.float64())])
+    ours = [(k, x / 7) for k, x in rows]
+    theirs = [(k, math.nextafter(x, math.inf)) for k, x in ours]
+    order = list(range(len(rows)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    mine, others = like(table(ours, schema), table([theirs[at] for at in order], schema))
+    assert mine.tolist() == [*range(len(rows))]
+    assert sorted(others.tolist()) == [*range(len(rows))]
+    assert [rows[order[at]] for at in others] == rows
+
+
+def test_a_row_is_paired_once_and_exactly_the_same_ones_first() -> None:
+    schema = pa.schema([("x", pa.float64())])
+    one, next_one = 0.1, math.nextafter(0.1, 1)
+    mine, others = like(table([(one,), (next_one,), (5.0,)], schema), table([(next_one,), (one,), (6.0,)], schema))
+    assert (mine.tolist(), others.tolist()) == ([0, 1], [1, 0])

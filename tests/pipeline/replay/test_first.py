@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from slackwater.fold.failing import RECORD
 from slackwater.moments.cut.graph import Cut
 from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.replay.batches import Batch, Batches
-from slackwater.pipeline.replay.first import Found, Search
+from slackwater.pipeline.replay.batches import Batches, ReplayBatch
+from slackwater.pipeline.replay.first import FirstRecord, RecordSearch
 from slackwater.pipeline.replay.inputs import PLACE, Records
 from slackwater.pipeline.replay.program import LoadedProgram
 from slackwater.pipeline.replay.stage_replay import StageReplay
@@ -73,7 +73,7 @@ def batches(draw: st.DrawFn, least: int) -> list[Order]:
     return found
 
 
-def search_of(records: list[Order], where: str, folder: Path) -> Search:
+def search_of(records: list[Order], where: str, folder: Path) -> RecordSearch:
     """The search for the record with which a table of users, empty before, turned bad."""
     bound = STATE.bind([ROWS], ("user",))
     stage = Stage(bound, ("user",), ROWS, STATE.stored)
@@ -88,8 +88,8 @@ def search_of(records: list[Order], where: str, folder: Path) -> Search:
     places = [[each.partition, each.offset, 0, each.time_ms, 0] for each in records]
     columns = [pa.array(column, field.type) for column, field in zip(zip(*places, strict=True), PLACE, strict=True)]
     read = Records("t", "", pa.Table.from_pylist(rows, schema=ROWS), pa.Table.from_arrays(columns, schema=PLACE))
-    root = Batch(Known(program, before, stage.head, read={"t": read}))
-    return Search(Batches(program), Where(where), Cut("a", {"s": stage.head}), root)
+    root = ReplayBatch(Known(program, before, stage.head, read={"t": read}))
+    return RecordSearch(Batches(program), Where(where), Cut("a", {"s": stage.head}), root)
 
 
 def totals(records: Iterable[Order]) -> Iterator[bool]:
@@ -108,7 +108,7 @@ def place(address: Address) -> tuple[int, int]:
     return address.partition, address.offset
 
 
-def named(found: Found) -> tuple[int, int]:
+def named(found: FirstRecord) -> tuple[int, int]:
     return place(found.part.batch.address(found.number))
 
 
