@@ -67,7 +67,8 @@ def checked(function: F, *, declares: bool = True) -> F:
         except (TypeError, AttributeError, ValueError):
             check()
             raise
-        check()
+        if not _makes_decorator(signature):
+            check()  # a decorator checks what it is given where it declares, and names what it declares
         return made
 
     return call  # type: ignore[return-value]
@@ -81,10 +82,14 @@ def checked_methods(cls: C) -> C:
     return cls
 
 
+def _makes_decorator(signature: inspect.Signature) -> bool:
+    return "Callable" in str(signature.return_annotation)
+
+
 def _check_parentheses(function: Callable[..., Any], signature: inspect.Signature, args: tuple[Any, ...]) -> None:
     """Raise `Usage` where a function that makes a decorator is used as one itself: `@app.stage` without arguments."""
     bare = next(filter(inspect.isfunction, args), None)
-    if bare is None or "Callable" not in str(signature.return_annotation):
+    if bare is None or not _makes_decorator(signature):
         return
     decorator = f"@{'app.' if next(iter(signature.parameters)) == 'self' else ''}{function.__name__}"
     required = (each.name for each in signature.parameters.values() if each.kind is each.KEYWORD_ONLY)

@@ -25,7 +25,6 @@ from ..results.document import Block, TableBlock, Time, Title
 from ..results.shown import Result, Shown
 from ..store.objects.counting import CountingStore
 from ..store.objects.stats import Reads
-from ..store.read.duckdb_view import quoted
 from ..store.read.multi_get import NO_HASTE, Haste
 from ..store.read.open_rows import OpenRows
 from ..store.sst.arrow_types import python_rows
@@ -249,6 +248,7 @@ class Moment(Shown):
         """
         from ..moments.query.export import check_free
         from ..results import values
+        from ..store.read.duckdb_view import quoted
 
         if not table:
             ref, _, moment = self.ref.partition("@")

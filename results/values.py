@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import Refused, Usage
-from ..moments.diff.equality import TOLERANCE
 from ..store.sst.arrow_types import python_rows, python_values
 from ..store.sst.showable import escaped
 from ..whole_file import check_folder, whole_file
@@ -154,6 +153,8 @@ def stream(objects: Iterable[dict[str, Any]]) -> msgspec.Raw:
 
 def tolerance(near: Mapping[str, int]) -> Iterator[str]:
     """Yield a line for each column of which floats count as equal though their last bits differ, with its rows."""
+    from ..moments.diff.equality import TOLERANCE  # which DuckDB comes with, that `get` does without
+
     for column, rows in near.items():
         yield f"  {column}: {formats.plural(rows, 'row')} equal within the tolerance of floats, {TOLERANCE}"
 

@@ -34,6 +34,11 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredApp]:
         yield client.app("flights")
 
 
+def rows(messages: object) -> object:
+    """A stage's function."""
+    return messages
+
+
 CALLS: dict[str, tuple[Callable[[StoredApp], object], str]] = {
     "at(5)": (lambda app: app.at(5), "at(): moment is 5; expected str, date or timedelta"),
     "at(None)": (lambda app: app.at(None), "at(): moment is None"),
@@ -74,31 +79,31 @@ CALLS: dict[str, tuple[Callable[[StoredApp], object], str]] = {
     "client.app(5)": (lambda app: sw.open(app._client.root).app(5), "app(): name is 5; expected str"),
     "open(5)": (lambda _: sw.open(5), "open(): store is 5; expected str, Path or None"),
     "App(5)": (lambda _: sw.App(5), "App: name is 5; expected str"),
-    "topic(5)": (lambda _: sw.topic(5), "topic(): name is 5; expected str"),
-    "topic of a list": (lambda _: sw.topic(["a"]), "topic(): name is of type list; expected str"),
+    "topic(5)": (lambda _: sw.topic(5), "topic name 5 is not usable: expected a topic's name"),
+    "topic of a list": (lambda _: sw.topic(["a"]), "topic name ['a'] is not usable: expected a topic's name"),
     "repartition": (lambda _: sw.repartition("a", key=5), "repartition(): key is 5; expected a list of str or str"),
     "sum(5)": (lambda _: sw.sum(5), "sum(): column is 5; expected str"),
     "upsert(by=5)": (lambda _: sw.upsert(by=5), "upsert(): by is 5; expected str"),
     "join": (lambda _: sw.join(1, 2, within="5m"), "join(): left is 1; expected str"),
-    "sink": (lambda _: sw.sink(5), "sink(): topic is 5; expected str"),
+    "sink": (lambda _: sw.sink(5), "topic name 5 is not usable: expected a topic's name"),
     "foreach_version": (lambda _: sw.foreach_version(5), "foreach_version(): function is 5; expected a function"),
     "because": (lambda _: sw.because(5), "because(): message is 5; expected str"),
     "reads": (
-        lambda _: sw.App("a").stage(reads=5),
-        "stage(): reads is 5; expected topic(…), repartition(…), str or a list",
+        lambda _: sw.App("a").stage(reads=5)(rows),
+        "stage 'rows' reads 5; expected a",
     ),
-    "reads a list": (lambda _: sw.App("a").stage(reads=[sw.topic("t"), 5]), "stage(): reads has 5; expected topic(…)"),
+    "reads a list": (lambda _: sw.App("a").stage(reads=[sw.topic("t"), 5])(rows), "stage 'rows' reads 5; expected a"),
     "state=count()": (
-        lambda _: sw.App("a").stage(reads=sw.topic("t"), key="k", state=sw.count()),
-        "stage(): state is of type Aggregate; expected aggregate(n=count()), upsert(…), join(…) or update(…) or None",
+        lambda _: sw.App("a").stage(reads=sw.topic("t"), key="k", state=sw.count())(rows),
+        "stage 'rows': state is",
     ),
     "state of a dict": (
-        lambda _: sw.App("a").stage(reads=sw.topic("t"), key="k", state={"n": sw.count()}),
-        "stage(): state is of type dict; expected aggregate(n=count())",
+        lambda _: sw.App("a").stage(reads=sw.topic("t"), key="k", state={"n": sw.count()})(rows),
+        "stage 'rows': state is dict",
     ),
     "table": (
-        lambda _: sw.App("a").stage(reads=sw.topic("t"), table=4),
-        "stage(): table is 4; expected table(…) or None",
+        lambda _: sw.App("a").stage(reads=sw.topic("t"), table=4)(rows),
+        "stage 'rows': table is 4",
     ),
     "run": (lambda _: sw.App("a").run(kafka=5), "run(): kafka is 5; expected str, a dict of str to str or None"),
     "run stages": (lambda _: sw.App("a").run(stages="x"), "run(): stages is 'x'; expected a list of str"),

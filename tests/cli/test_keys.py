@@ -77,15 +77,15 @@ def keys() -> list[tuple[str, int, Any]]:
 @pytest.mark.parametrize(("table", "number", "key"), keys())
 def test_get_and_history_read_the_same_text(table: str, number: int, key: Any) -> None:
     words = words_of(key)
-    got = json.loads(slackwater("get", "app", "--json", table, *words))
+    got = json.loads(slackwater("get", f"app/{table}", "--json", *words))
     assert got["row"]["v"] == number
-    changes = json.loads(slackwater("history", "app", table, "--json", *words))["changes"]
+    changes = json.loads(slackwater("history", f"app/{table}", "--json", *words))["changes"]
     assert [change["after"]["v"] for change in changes] == [number]
 
 
 @pytest.mark.parametrize("key", PAIRS)
 def test_keys_of_several_columns_follow_each_other(key: tuple[Any, ...]) -> None:
-    got = json.loads(slackwater("get", "app", "pairs", *map(text_of, key), "--json"))
+    got = json.loads(slackwater("get", "app/pairs", *map(text_of, key), "--json"))
     assert got["row"]["v"] == PAIRS.index(key)
 
 
@@ -108,6 +108,6 @@ def test_what_diff_prints_as_a_key_can_be_typed_as_one() -> None:
 
 
 def test_a_misspelt_option_is_none_of_the_keys() -> None:
-    result = CliRunner().invoke(main.app, ["get", "app", "numbers", "-5", "--jsn"])
+    result = CliRunner().invoke(main.app, ["get", "app/numbers", "-5", "--jsn"])
     assert result.exit_code == 2
     assert "--jsn" in result.output

@@ -39,7 +39,7 @@ def shown(*lines: str, words: tuple[str, ...] = ("run",), kafka: str = "localhos
             "app name 'Bird Strikes'",
             "'bird-strikes' (shop",
         ),
-        (["import slackwater as sw", "app = sw.App(7)"], "app name 7 is not usable", "for example '7'"),
+        (["import slackwater as sw", "app = sw.App(7)"], "App: name is 7; expected str", 'for example App("shop")'),
         (
             [*HEAD, STAGE.replace("sw.aggregate(n=sw.count())", "sw.count()"), FUNCTION],
             "stage 'countries': state is",
