@@ -179,7 +179,8 @@ def win(rows: DataFrame) -> DataFrame:
 
 @app.stage(reads={source}, key="k", state=sw.upsert(by="seq"), table=sw.table(partitions={state}, {ttl}))
 def recent(rows: DataFrame) -> DataFrame:
-    return rows_of(rows).select("k", "seq", "at", F.timestamp_seconds(F.lit(1_700_000_000) + F.col("seq")).alias("sent"))
+    sent = F.timestamp_seconds(F.lit(1_700_000_000) + F.col("seq"))
+    return rows_of(rows).select("k", "seq", "at", sent.alias("sent"))
 """,
     "settled": """
 
