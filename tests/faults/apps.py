@@ -179,7 +179,8 @@ def win(rows: DataFrame) -> DataFrame:
 
 @app.stage(reads={source}, key="k", state=sw.upsert(by="seq"), table=sw.table(partitions={state}, {ttl}))
 def recent(rows: DataFrame) -> DataFrame:
-    return rows_of(rows).select("k", "seq", F.timestamp_seconds(F.lit(1_700_000_000) + F.col("seq")).alias("sent"))
+    sent = F.timestamp_seconds(F.lit(1_700_000_000) + F.col("seq"))
+    return rows_of(rows).select("k", "seq", "at", sent.alias("sent"))
 """,
     "settled": """
 
@@ -196,7 +197,7 @@ def pairs(rows: DataFrame, messages: DataFrame) -> tuple[DataFrame, DataFrame]:
     refund = F.from_json(F.col("value").cast("string"), "id long, refund long, ts long")
     refunds = messages.select(refund.alias("r")).select("r.*").withColumn("back_at", F.timestamp_millis("ts"))
     return (
-        rows_of(rows).select("id", "k", "at").withWatermark("at", "5 hours"),
+        rows_of(rows).select("id", "k", "at"){left},
         refunds.select("id", "refund", "back_at").withWatermark("back_at", "5 hours"),
     )
 
@@ -235,6 +236,8 @@ def write(shape: Shape, file: Path, app: str, topic: str, release: int) -> Path:
         "source": source,
         "rows": "orders_of(rows)" if shape.hops == 1 else "rows",
         "ttl": shape.ttl,
+        # Of a topic's rows it is said where they are read.
+        "left": "" if shape.hops == 1 else '.withWatermark("at", "5 hours")',
         "emits": "id long, seq long, k string, amount string, ts long, at timestamp"
         + (", fee long" if shape.fee_in in ("parse", "enrich") else ""),
     }

@@ -97,9 +97,11 @@ class Planter:
         key = self.key()
         how = self.random.choice(("outlier", "straw", "below"))
         if how == "straw":
-            plant = Plant(name, "totals", self.query("totals", "total >= 3000", key), frozenset({"record"}))
+            query, causes = self.query("totals", "total >= 3000", key), frozenset({"record", "records"})
+            plant = Plant(name, "totals", query, causes)
             records = [self.record(key, 1000) for _ in range(6)]
-            plant.guilty = [records[2]]
+            # Upon what came in batches before, each of these passes the limit.
+            plant.guilty = records[2:]
         else:
             condition, amount = ("top > 1000000", 2 * HUGE) if how == "outlier" else ("low < 0", -5)
             plant = Plant(name, "totals", self.query("totals", condition, key), frozenset({"record"}))

@@ -76,6 +76,9 @@ def of_records(bad: BadCommit, guilty: Guilty) -> Cause:
         evidence = {"alone": len(alone)}
         return Cause("records", guilty.proved, sentence, first, one_of, _first(first, alone), evidence)
     needs = guilty.hops[0].needs
+    if is_alone and not guilty.is_complete and _bad_without(bad, first):
+        sentence = f"{first} is the first of several: without it, others of the batch are bad{order}"
+        return Cause("records", guilty.proved, sentence, first, one_of, (first,))
     if is_alone:
         sentence = f"{first} is the record behind it{order}"
     else:
@@ -90,6 +93,14 @@ def of_records(bad: BadCommit, guilty: Guilty) -> Cause:
         (first,),
         {"alone": is_alone, "needs": needs},
     )
+
+
+def _bad_without(bad: BadCommit, record: Address) -> bool:
+    """Whether the batch is known to be bad without a record."""
+    try:
+        return bad.bad_with(bad.without(record))
+    except Exception:
+        return False
 
 
 def _first(first: Address, records: tuple[Address, ...]) -> tuple[Address, ...]:
