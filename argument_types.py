@@ -193,7 +193,7 @@ def _fits_one(value: object, hint: Any) -> bool:
         return isinstance(value, Real)
     if kind is Path:
         return isinstance(value, str | PathLike)
-    if issubclass(kind, Mapping):
+    if _is_mapping(kind):
         return isinstance(value, Mapping) and (not inner or _all_fit(value.values(), inner[-1]))
     if _is_several(hint):
         is_several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
@@ -210,7 +210,17 @@ def _found(value: object, hint: Any) -> str:
         wrong = next((each for each in value if inner and not _fits(each, inner[0])), None)
         if wrong is not None:
             return f"has {_shown(wrong)}"
+    if isinstance(value, Mapping):
+        inner = next((typing.get_args(part)[-1:] for part in _parts(hint) if _is_mapping(part)), ())
+        named = next(((name, each) for name, each in value.items() if inner and not _fits(each, inner[0])), None)
+        if named is not None:
+            return f"has {named[0]!r:.100}: {_shown(named[1])}"
     return f"is {_shown(value)}"
+
+
+def _is_mapping(hint: Any) -> bool:
+    kind = typing.get_origin(hint) or hint
+    return isinstance(kind, type) and issubclass(kind, Mapping)
 
 
 def _shown(value: object) -> str:

@@ -59,8 +59,10 @@ class Client(Backends, Shown):
     """
 
     _inner = frozenset((
-        *("beside", "by", "cache", "called", "channels", "channels_of", "channels_where_needed", "digest_of", "flags"),
-        *("imported", "initialise", "known_channels", "moment", "note", "note_thinned", "on_behalf_of", "program_of"),
+        *("beside", "by", "cache", "called", "channels", "channels_of", "channels_of_clone", "channels_where_needed"),
+        *("digest_of", "flags"),
+        *("imported", "initialise", "known_channels", "moment", "moment_of_table", "note", "note_thinned"),
+        *("on_behalf_of", "program_of"),
         *("settings", "store"),
     ))  # fmt: skip
 

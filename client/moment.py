@@ -75,7 +75,7 @@ class Moment(Shown):
 
     _inner = frozenset((
         *("answer", "around", "current", "cut", "declared", "first_rows", "having", "keys_of", "look_up", "opened"),
-        *("partitions", "partitions_of", "rows_of", "stage_of", "write", "write_folder"),
+        *("partitions", "partitions_of", "rows_of", "stage_of", "write", "write_folder", "write_table"),
     ))  # fmt: skip
 
     def __init__(self, client: Backends, ref: str, cut: Cut, *, is_whole: bool = True) -> None:

@@ -167,7 +167,7 @@ def lineage(asked: Call, app: AppName, stage: Stage, version: Version = 0, after
         raise Usage("lineage is of one stage", hint="give stage=NAME")
     asked.grant.check_all_tables("the lineage of a stage")
     found = asked.app(app).lineage(stage, version, after=after)
-    return fields(found, "stage", "direct", "sources", "lost")
+    return fields(found, "stage", "direct", "sources", "lost", "records")
 
 
 @endpoint("/apps/{app}/commits", streams=True)

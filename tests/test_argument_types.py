@@ -62,7 +62,7 @@ CALLS: dict[str, tuple[Callable[[StoredApp], object], str]] = {
     "bisect": (lambda app: app.bisect(where=5), "bisect(): where is 5; expected str"),
     "bisect by a name": (lambda app: app.bisect(python="f"), "bisect(): python is 'f'; expected a function or None"),
     "forget of a snapshot": (lambda app: app.forget("before"), "'before' is a table without a key"),
-    "forget of a dict": (lambda app: app.forget({"carriers": "C1"}), "forget(): keys is of type dict"),
+    "forget of a dict": (lambda app: app.forget({"carriers": "C1"}), "forget(): keys has 'carriers': 'C1'"),
     "forget of two": (
         lambda app: app.forget({"carriers": ["C1"]}, "C1"),
         "the second argument is the key of one table",

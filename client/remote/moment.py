@@ -55,7 +55,7 @@ class ServedMoment(Served):
     """A moment, as `Moment`: always the same versions, also where it was `now` when it was asked for."""
 
     absent = frozenset((
-        *("export", "export_iceberg", "inflight", "spark_query", "spark_table", "write", "write_folder"),
+        *("export", "export_iceberg", "inflight", "spark_query", "spark_table", "write", "write_folder", "write_table"),
         # Of the library's own.
         *("around", "current", "cut", "declared", "first_rows", "having", "keys_of", "look_up", "opened", "partitions"),
         *("partitions_of", "read_up_to", "rows_of", "stage_of"),

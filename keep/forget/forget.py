@@ -96,7 +96,7 @@ def forget(
     records, if there is one.
     `pause` is called while a runner is yet to archive what it has read.
 
-    Raises as `StoredApp.forget_keys`, also `Usage` where a key is in the message that is to be kept, and `Corruption`
+    Raises as `StoredApp.forget`, also `Usage` where a key is in the message that is to be kept, and `Corruption`
     where an object is missing or damaged: what was done stays done, and the same call goes on.
     """
     members = family_of(store, app)

@@ -172,7 +172,8 @@ class Archives:
                     index = newest(store, name, topic, life)
                     if index is None or (topic_id and index.topic_id not in ("", topic_id)):
                         continue
-                    if topic_id or life == 1 or self._at_ms is None or index.begun_ms <= self._at_ms:
+                    is_named = bool(topic_id) and index.topic_id == topic_id
+                    if is_named or life == 1 or self._at_ms is None or index.begun_ms <= self._at_ms:
                         yield Archive(store, index)
                         break
                 info = find_app(store, name)

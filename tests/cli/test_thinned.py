@@ -68,7 +68,7 @@ def test_a_time_that_was_thinned_out_is_answered_with_a_note_which_moment_it_is(
     ref, shown = f"flights@{at(asked_ms)}", at(moment.time_ms)
     words: dict[str, tuple[str, ...]] = {
         "query": (ref, "FROM carriers"),
-        "get": (ref, "carriers", "C1"),
+        "get": (f"flights/carriers@{at(asked_ms)}", "C1"),
         "verify": (ref,),
         "clone": (ref, "copy", "--dry-run", "--kafka", "in-memory:9092"),
     }
@@ -76,7 +76,9 @@ def test_a_time_that_was_thinned_out_is_answered_with_a_note_which_moment_it_is(
     for verb, rest in words.items():
         said = slackwater(verb, *rest)
         assert said.exit_code == 0, said.output
-        assert f"note: {ref}: history was thinned out by gc there; answering with the moment {shown}, " in said.stderr
+        assert (
+            f"note: {rest[0]}: history was thinned out by gc there; answering with the moment {shown}, " in said.stderr
+        )
         found = json.loads(done(verb, *rest, "--json"))
         assert (found["source"] if verb == "clone" else found)["thinned_out"] == expected
 

@@ -19,9 +19,10 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import protocol
 from slackwater.pipeline.kafka.messages import encode, send
 from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.kafka.protocol import Record
 from slackwater.store.objects.open import open_store
 
-from tests.support.histories import CAPTURED, FlightsApp, Kafka, flights
+from tests.support.histories import CAPTURED, KAFKA_PARTITIONS, FlightsApp, Kafka, flights
 
 pytestmark = pytest.mark.kafka
 
@@ -33,13 +34,18 @@ AT_ONCE = 4
 def app(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
     """An app with sixty records in flight, in Kafka, and kept with the snapshot `kept`."""
     store = open_store(str(tmp_path_factory.mktemp("endings")))
-    app = FlightsApp(store, Kafka(), f"endings-{uuid4().hex[:8]}")
+    # Topics are told apart by their ids: those of the broker stand in the history.
+    name, memory, broker = f"endings-{uuid4().hex[:8]}", Kafka(), open_kafka(kafka.bootstrap)
+    topics = [f"{name}-flights", *(f"{name}-{channel}-repartition" for channel in ("by-aircraft", "by-carrier"))]
+    broker.create_topics(dict.fromkeys(topics, KAFKA_PARTITIONS))
+    memory.ids |= broker.topic_ids(topics)
+    app = FlightsApp(store, memory, name, topic=topics[0])
     app.run(flights(60))
     for _ in range(3):
         app.send(*flights(20))
         app.step("legs")
     pin(store, resolve(store, app.name, now_ms=app.clock.now_ms), "kept", reader=app.kafka)
-    _mirror(app, open_kafka(kafka.bootstrap))
+    _mirror(app, broker)
     return app
 
 
@@ -47,10 +53,11 @@ def _mirror(app: FlightsApp, kafka: protocol.Kafka) -> None:
     """Bring the repartition topics to the broker, each message at its own offset."""
     columns = CAPTURED.names[:3]
     for topic, partitions in app.kafka.topics.items():
-        if not topic.endswith("-repartition"):  # the broker is others' too
-            continue
-        kafka.create_topics({topic: len(partitions)})
         for number, messages in enumerate(partitions):
+            if topic == app.topic:
+                records = [Record(b"a flight", partition=number) for _ in messages]
+                kafka.send(topic, records, patience_s=30)
+                continue
             for message in messages:
                 rows = pa.RecordBatch.from_pylist(
                     [dict(zip(columns, flight, strict=True)) for flight in message.flights],

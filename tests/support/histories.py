@@ -210,12 +210,13 @@ class FlightsApp:
         clock: Clock | None = None,
         zombies: bool = True,
         start: Iterable[str] = STAGES,
+        topic: str = "flights",
     ) -> None:
         self.store, self.kafka, self.name = store, kafka, name
         self.clock = clock or Clock()
         self.zombies = zombies
         info = apps.ensure_app(store, AppInfo(name, self.clock.now_ms))
-        self.topic = info.origin.topics.get("flights", "flights") if info.origin else "flights"
+        self.topic = info.origin.topics.get("flights", topic) if info.origin else topic
         kafka.create(self.topic)
         self.heads: dict[str, Manifest] = {}
         self.state: dict[str, dict[str, Totals]] = {}

@@ -51,8 +51,12 @@ def test_a_moment_leaves_as_a_folder_and_comes_back_as_an_app(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (("export", "flights", "out", "--force"), 2, "--force goes with a DuckDB file; out would be a folder"),
-        (("export", "flights", "out.v1", "--table", "carriers"), 2, "--table goes with a DuckDB file"),
+        (("export", "flights", "out", "--force"), 2, "--force goes with a file; out would be a folder"),
+        (
+            ("export", "flights", "out.v1", "--table", "carriers"),
+            2,
+            "--table goes with a file; out.v1 would be a folder",
+        ),
         (("export", "flights", "there"), 1, "there is there already"),
         (("export", "flights@half", "out"), 1, "no snapshot of app 'flights' named 'half'"),
         (("import", "none", "copy"), 1, "no folder named 'none'"),

@@ -109,7 +109,7 @@ def test_a_table_is_read_and_changed_whatever_its_columns_are_called(
             assert con.sql(f"SELECT * FROM t ORDER BY {quoted(key)}").to_arrow_table().to_pylist() == expected
         app.edit("t", f"UPDATE t SET {quoted(value)} = 5 WHERE {quoted(key)} = 'c'")
         assert verify(client.store, "app", now_ms=1 << 42, deep=True).differences == ()
-        app.forget_keys({"t": ["a"]})
+        app.forget({"t": ["a"]})
         left = app.at().query(f"SELECT {quoted(key)} AS k FROM t ORDER BY k").to_arrow_table()
         assert left["k"].to_pylist() == ["c", "d"]
 

@@ -102,7 +102,7 @@ def test_nothing_twice_and_nothing_strange_is_read() -> None:
     for reads in ((), ("by-user", "by-user"), (sw.topic("by-user"), "by-user")):
         with pytest.raises(Usage, match="different names"):
             chain().stage(name="users", reads=reads, state=sw.aggregate(n=sw.count()))(rows)
-    with pytest.raises(Usage, match="reads has 7"):
+    with pytest.raises(Usage, match="stage 'users' reads 7; expected"):
         chain().stage(name="users", reads=("by-user", 7), state=sw.aggregate(n=sw.count()))(rows)  # type: ignore[arg-type]
 
 
@@ -327,7 +327,7 @@ def test_a_span_of_time_that_is_a_number_is_refused_with_the_way_to_write_it() -
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"on_error": "skip"}, "on_error is 'skip'; expected 'stop' or 'reject'"),
+        ({"on_error": "skip"}, 'on_error is \'skip\'; expected "stop" or "reject"'),
         ({"max_rejected": 5}, "has max_rejected= and rejects nothing"),
         ({"rejects": "dead"}, "has rejects= and rejects nothing"),
         ({"on_error": "reject", "max_rejected": 0}, "max_rejected"),

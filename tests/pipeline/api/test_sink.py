@@ -33,7 +33,7 @@ def declare(writes: Any, *, app: str = "a") -> sw.App:
         (lambda: declare([sw.sink("t"), sw.sink("t")]), "writes 't' twice"),
         (lambda: declare([sw.repartition("t", "k"), sw.sink("t")]), "writes 't' twice"),
         (lambda: declare(sw.sink("x" * 249)), "is not usable: expected a topic's name"),
-        (lambda: declare([sw.topic("t")]), "expected repartition"),
+        (lambda: declare([sw.topic("t")]), "expected a slackwater.repartition"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(make: Callable[[], object], said: str | None) -> None:

@@ -13,6 +13,7 @@ from slackwater.errors import Refused
 from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.fold.kinds.kind import Kind
 from slackwater.fold.kinds.update import Update
+from slackwater.fold.topics import TopicState
 from slackwater.keep.backfill.fill import is_needed, sweep
 from slackwater.keep.backfill.targets import BackfillTarget, Left, backfillable, nothing
 from slackwater.keep.maintain.removal import discard
@@ -215,7 +216,7 @@ def test_values_are_complete_from_where_kafka_begins(app: App, monkeypatch: pyte
 
     def has(earliest: int) -> Filled | Left:
         kafka = open_kafka("memory://has")
-        monkeypatch.setattr(kafka, "offsets", lambda _topic: ((earliest,), (60,)))
+        monkeypatch.setattr(kafka, "state", lambda _topic: TopicState((earliest,), (60,), ""))
         monkeypatch.setattr(kafka, "read", lambda *_asked, **_how: iter(()))
         return reach(kafka, app.store, target, {}, patience_s=1)
 

@@ -91,7 +91,7 @@ def test_of_a_setting_that_is_said_twice_the_last_counts_and_values_may_have_an_
     [
         ({"spark_conf": {"spark.master": "local[2]"}}, "spark.master is not said by spark_conf"),
         ({"spark_conf": {"executor.memory": "2g"}}, "spark_conf 'executor.memory' is not a setting of Spark"),
-        ({"spark_conf": {"spark.executor.cores": 2}}, "spark.executor.cores by a value of type int"),
+        ({"spark_conf": {"spark.executor.cores": 2}}, "spark_conf has 'spark.executor.cores': 2"),
         ({"spark_conf": {"spark.sql.session.timeZone": "CET"}}, "times in tables are UTC"),
         ({"py_files": ["rules.txt"]}, "no Python file named 'rules.txt'"),
     ],
