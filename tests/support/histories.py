@@ -1,9 +1,8 @@
 """A believable app without Spark and Kafka: it writes its history straight through the store's API.
 
-Three stages as in the flights example: `legs` reads the topic `flights` and sends every flight on, by
-aircraft; `aircraft` counts flights and delay by tail number, and sends them on, by carrier; `carriers` counts
-by carrier. The channels are real enough to be cloned: messages with attempts, zombies' among them, in
-partitions with offsets.
+Three stages as in the flights example: `legs` reads the topic `flights` and sends every flight on, by aircraft;
+`aircraft` counts flights and delay by tail number, and sends them on, by carrier; `carriers` counts by carrier.
+The channels are real enough to be cloned: messages with attempts, zombies' among them, in partitions with offsets.
 """
 
 import itertools
