@@ -62,6 +62,11 @@ def met(search: RecordSearch, found: FirstRecord, way: Sequence[Item]) -> Met | 
     return None
 
 
+def is_joined(way: Sequence[Item]) -> bool:
+    """Return whether the way up passes a join: then a record of another topic is what the bad one met, not its like."""
+    return any(part.sender is not None and isinstance(part.sender.replay.shape.bound, BoundJoin) for part, _ in way)
+
+
 def _at_fault(search: RecordSearch, found: FirstRecord, part: InputPart, row: pa.Table) -> set[str]:
     """The columns of a row without whose values it is good, with the same keys."""
     begun = search.replays

@@ -35,7 +35,7 @@ from ..batch.rerun import Numbers
 from ..spark.user_errors import reason_of
 from .batches import Choice, InputPart, why_different
 from .first import FirstRecord, Queue, RecordSearch
-from .joined import climb, met
+from .joined import climb, is_joined, met
 from .program import LoadedProgram
 from .what_if import Item, by_part
 
@@ -90,7 +90,8 @@ def behind(
         reason = reason_of(error)
     if search is None or found is None or not hops:
         return dataclasses.replace(guilty, reason=reason)
-    guilty = dataclasses.replace(guilty, hops=tuple(hops), proved=found.proved, tied=found.tied)
+    tied = tuple(address for address in found.tied if address.topic == hops[-1].record.topic or not is_joined(way))
+    guilty = dataclasses.replace(guilty, hops=tuple(hops), proved=found.proved, tied=tied)
     guilty = _ending(program, guilty, *way[-1], reason)
     with suppress(Exception):
         # What it did, and which others are bad, is not told where it cannot be.
