@@ -45,8 +45,11 @@ def check_topics(store: ObjectStore, cut: Cut, kafka: TopicReader, not_looked: l
                     not_looked.append(f"whether topics are still those that were read was not looked at: {why}")
                 return
             now, who = states[topic], f"{stage}@v{manifest.version}"
-            why = f"there is no topic {topic!r} any more" if now is None else why_another(topic, kept, offsets, now)
-            if why and now is not None and _goes_on(store, cut, stage, (does, topic), now):
+            if now is None:
+                yield Verified("topics", topic, (f"{who} {does} topic {topic!r}, which does not exist any more",))
+                continue
+            why = why_another(topic, kept, offsets, now)
+            if why and _goes_on(store, cut, stage, (does, topic), now):
                 not_looked.append(f"what {who} {does} cannot be read once more: {why}")
                 why = ""
             yield Verified("topics", topic, (f"{who} {does} another topic than is there now: {why}",) if why else ())

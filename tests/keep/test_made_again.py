@@ -81,7 +81,7 @@ def test_a_topic_that_is_gone_is_a_difference_and_a_kafka_that_is_away_is_none(a
     assert away.differences == ()
     assert away.not_reread[-1].startswith("whether topics are still those that were read was not looked at: no answer")
     del app.kafka.topics["flights"]
-    assert "there is no topic 'flights' any more" in looked(app).differences[0].message
+    assert "topic 'flights', which does not exist any more" in looked(app).differences[0].message
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 4])
