@@ -27,7 +27,8 @@ _SYNONYMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("load", "seed", "ingest", "bootstrap", "insert"): ("init", "import", "edit"),
     ("start", "begin"): ("run", "dev up", "bisect start"),
     ("up", "kafka", "demo", "install"): ("dev up",),
-    ("stop", "down", "kill", "shutdown"): ("dev down",),
+    ("down",): ("dev down",),
+    ("stop", "kill", "shutdown", "quit"): ("run --help", "dev down"),  # Ctrl-C ends a run, as its help says
     ("logs", "commits", "versions", "changes", "reflog"): ("log", "dev status"),
     ("audit", "operations", "events", "who"): ("log --operations",),
     ("blame", "why", "trace", "lineage", "changelog"): ("history", "bisect"),

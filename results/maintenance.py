@@ -249,7 +249,9 @@ def reset(done: ResetDone, flags: str, *, dry_run: bool) -> Words:
         if each.read_again:
             yield f"  {plural(each.read_again, 'offset')} read twice: tables count what is there once more"
         if each.skipped:
-            yield f"  {plural(each.skipped, 'offset')} skipped: no table ever knows of them"
+            here = " of the topic that is there now" if each.made_again else ""
+            only = "right only if the app has read the same records" if here else "no table ever knows of them"
+            yield f"  {plural(each.skipped, 'offset')}{here} skipped: {only}"
         if each.watermark_ms is not None:
             yield f"  rows of before {instants.iso(each.watermark_ms)}, its watermark, come too late for a window"
         if each.sinks:
@@ -257,7 +259,10 @@ def reset(done: ResetDone, flags: str, *, dry_run: bool) -> Words:
     if done.stages and dry_run:
         yield "nothing was changed (--dry-run)"
     elif done.snapshot:
-        yield f"as it was: {app}@{done.snapshot}; back to it: slackwater rewind {app}@{done.snapshot}{flags}"
+        back = f"back to it: slackwater rewind {app}@{done.snapshot}{flags}"
+        if any(each.made_again for each in done.stages):
+            back = "it can be queried and compared; a rewind to it is refused, as the topic that it read is gone"
+        yield f"as it was: {app}@{done.snapshot}; {back}"
         yield "the next `slackwater run` reads on from there"
     names = ("stage", "version", "moved", "read_again", "skipped", "watermark_ms", "sinks", "made_again")
     told = {"reset": done.number or None, "snapshot": done.snapshot or None, "done_already": not done.stages}

@@ -127,6 +127,11 @@ def iceberg_tables(done: Sequence[WrittenTable], cut: Cut, ref: str, root: str) 
     return fields(cut, "app", "versions", root=root, thinned_out=cut.thinned, tables=[asdict(each) for each in done])
 
 
+def null_key(key: Sequence[str]) -> str:
+    """Say what the null key means behind a key that was typed as one; empty for other keys."""
+    return r" (\N is null; for the text \N write \\N)" if r"\N" in key else ""
+
+
 def row(
     read: pa.Table, cut: Cut, effort: Mapping[str, int], table: str, key: Sequence[str], *, verbose: bool
 ) -> Result:
@@ -134,7 +139,7 @@ def row(
     (found,) = values.rows(read) or (None,)
     lines = ((name, values.word(value)) for name, value in (found or {}).items())
     data = {"found": found is not None, "row": found, "read": effort, "thinned_out": cut.thinned}
-    notes = [f"table {table} of {cut.ref} has no key {' '.join(key)}"] if found is None else []
+    notes = [f"table {table} of {cut.ref} has no key {' '.join(key)}{null_key(key)}"] if found is None else []
     if verbose:
         requests = formats.plural(effort["requests"], "request")
         notes.append(f"read {formats.size(effort['bytes'])} of {formats.size(effort['table_bytes'])} in {requests}")

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import islice
+from itertools import islice, zip_longest
 
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
@@ -143,11 +143,12 @@ def _entry(
         deployed=str(program) if is_another and manifest.kind == "claim" else "",
         rewound=manifest.rewind.to if manifest.rewind is not None else None,
         reset=tuple(
-            f"{read.topic}[{partition}] {start} to {end}"
+            f"{read.topic}[{partition}] {'-' if start is None else start} to {'-' if end is None else end}"
             for _, read in sorted(manifest.inputs.items())
             for made in read.resets
             if made.version == manifest.version
-            for partition, (start, end) in enumerate(zip(made.starts, made.ends, strict=True))
+            # A topic that was made again may have another number of partitions.
+            for partition, (start, end) in enumerate(zip_longest(made.starts, made.ends))
             if start != end
         ),
         backfilled=tuple(each.name for each in values if each.id in ids and not is_internal(each.name)),

@@ -88,7 +88,7 @@ class EndOffsets:
     silence: str = ""
     """Why nothing more is known; empty while Kafka answers."""
     another: dict[str, str] = field(default_factory=dict)
-    """By topic, why it is another one than was read, of those that are."""
+    """By topic, why it is not the one that was read, of those that are another one or do not exist."""
     _known: dict[str, TopicState] = field(default_factory=dict)
     _absent: set[str] = field(default_factory=set)
 
@@ -103,6 +103,7 @@ class EndOffsets:
                 self._known[topic] = self.kafka.state(topic, timeout_s=self.timeout_s)
             except NotFound:
                 self._absent.add(topic)
+                self.another[topic] = f"topic {topic!r} does not exist"
             except SlackwaterError as error:
                 self.silence = error.message
         now = self._known.get(topic)

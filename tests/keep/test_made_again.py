@@ -6,6 +6,7 @@ from slackwater.fold.topics import TopicState
 from slackwater.keep.clone.clone import clone
 from slackwater.keep.verify.verify import Report, verify
 from slackwater.moments.cut.moments import newest_cut, stages_of
+from slackwater.moments.query.log import entries
 from slackwater.moments.take.snapshots import pin
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -97,6 +98,9 @@ def test_a_reset_goes_on_with_the_topic_that_is_there_now_and_says_so(app: Fligh
     assert (at.resets[-1].starts, at.resets[-1].topic_id) == (stood.offsets, stood.topic_id)
     assert (moved.read_again, moved.skipped) == (0, 0)
     assert_whole(app)
+    # The log shows each partition of both topics, and there may be more of one than of the other.
+    (reset,) = (entry.reset for entry in entries(app.store, "flights", stage="legs") if entry.reset)
+    assert len(reset) == max(len(stood.offsets), partitions)
 
 
 def test_nothing_of_the_new_topic_is_missed_after_a_reset(app: FlightsApp) -> None:
