@@ -24,7 +24,7 @@ def rows(folder: Path, quick: bool) -> list[Row]:
             1.0,
         ),
     }
-    get, query = ("get", "bench", "legs", "17"), ("query", "bench", "SELECT count(*) FROM legs")
+    get, query = ("get", "bench/legs", "17"), ("query", "bench", "SELECT count(*) FROM legs")
     for words in (get, query):
         taken = processor_seconds(*words, "--store", store)
         verbs[f"processor of slackwater {words[0]}, local store"] = (taken, 0.5)
