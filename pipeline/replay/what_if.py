@@ -138,14 +138,6 @@ class BadBatch:
                 found[part] = part.numbers
         return found
 
-    def with_program(self, program: LoadedProgram) -> OtherProgram:
-        """The batch as another program makes it of the same records and the same state. Raises as `StageReplay.of`."""
-        after = self.root.replay.after
-        other = Batches(program).of(after)
-        manifest = Choice(Batches(program), whole(other.parts)).manifest(other)
-        made = self.cut_of(manifest)
-        return OtherProgram(self.is_bad_at(made), made, self.keys_between(self.bad, made))
-
     def keys_between(self, one: Cut, other: Cut) -> KeyChanges | None:
         """The keys of the table that is asked about whose rows differ between two moments, bad keys where named."""
         program, stage = self.batches.program, self.root.replay.after.stage
@@ -205,17 +197,6 @@ class BadBatch:
             records, made_of = below.trace
             found.append(made_of[np.isin(records, reached)])
         return np.intersect1d(part.numbers, np.concatenate(found))
-
-
-@dataclass(frozen=True, slots=True)
-class OtherProgram:
-    """A bad batch, made by another program."""
-
-    is_bad: bool
-    cut: Cut
-    """The moment as it would be then."""
-    keys: KeyChanges | None
-    """The keys whose rows differ: as committed (`before`), and by the other program (`after`)."""
 
 
 def whole(parts: Iterable[InputPart]) -> dict[InputPart, Numbers]:
