@@ -57,7 +57,7 @@ _OTHER_NAMES = {
 
 
 def __dir__() -> list[str]:
-    """What a program uses, and nothing else: `dir`, completion and `help` list it."""
+    """List the names that programs use, and no others: `dir` and completion show them."""
     return sorted(__all__)
 
 

@@ -12,6 +12,7 @@ from ...store.read.duckdb_view import quoted
 from ...store.sst.showable import showable
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Table
+from ..query import row_local
 from ..query.columns import visible_schema
 from ..query.sql import empty_database, in_words, reading, run_query
 from .key_changes import KeyChanges
@@ -19,13 +20,10 @@ from .moments import TableDiff
 
 
 def only_in(one: pa.Table, other: pa.Table) -> pa.Table:
-    """The rows of `one` that `other` has not, or not as often. All of them where their columns differ."""
+    """Return the rows that `one` has more often than `other`: all of them if their columns differ."""
     if not one.num_columns or one.schema.names != other.schema.names:
         return one
-    with duckdb.connect() as con:
-        con.register("one", showable(one))
-        con.register("other", showable(other))
-        return con.sql("FROM one EXCEPT ALL FROM other").to_arrow_table().cast(one.schema)
+    return row_local.only_in(one, other)
 
 
 def check(queries: Iterable[str], tables: Mapping[str, Table | None]) -> None:

@@ -90,7 +90,6 @@ class EndOffsets:
     another: dict[str, str] = field(default_factory=dict)
     """By topic, why it is not the one that was read, of those that are another one or do not exist."""
     _known: dict[str, TopicState] = field(default_factory=dict)
-    _absent: set[str] = field(default_factory=set)
 
     def __call__(self, source: Input) -> Offsets | None:
         """End offset of each partition of an input's topic.
@@ -98,11 +97,10 @@ class EndOffsets:
         None when it is not known, and where there is no such topic, or another one than was read.
         """
         topic = source.topic
-        if not (topic in self._known or topic in self._absent or self.silence):
+        if not (topic in self._known or topic in self.another or self.silence):
             try:
                 self._known[topic] = self.kafka.state(topic, timeout_s=self.timeout_s)
             except NotFound:
-                self._absent.add(topic)
                 self.another[topic] = f"topic {topic!r} does not exist"
             except SlackwaterError as error:
                 self.silence = error.message

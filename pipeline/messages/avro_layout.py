@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...errors import Refused
-from .avro_schema import MAX_DIGITS, Node, branches
+from .avro_schema import MAX_DIGITS, SIMPLE, Node, branches
 
 BRANCH, VALUE = "branch", "value"
 """The fields of the record that stands for a union of one branch."""
@@ -94,18 +94,7 @@ def _layout(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layou
         case "bytes" if _is_decimal(node):
             avro, read_as, more = _decimal(node)
             return Layout(avro, pa.field(name, read_as, nullable=False, metadata=more))
-    return of(kind, _PRIMITIVES[kind])
-
-
-_PRIMITIVES = {
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "bytes": pa.binary(),
-    "string": pa.string(),
-}
+    return of(kind, SIMPLE[kind])
 
 
 def _is_decimal(node: Node) -> bool:

@@ -21,7 +21,7 @@ Node = dict[str, Any]
 NAMED = ("record", "enum", "fixed")
 _NUMBER_BYTES = 10
 _SIZES = {"boolean": 1, "float": 4, "double": 8}
-_SIMPLE: dict[str, pa.DataType] = {
+SIMPLE: dict[str, pa.DataType] = {
     "null": pa.null(),
     "boolean": pa.bool_(),
     "int": pa.int32(),
@@ -90,7 +90,7 @@ def column_type(node: Node) -> pa.DataType:
             if len(members) > 1:
                 return pa.struct([pa.field(f"member{n}", member) for n, member in enumerate(members)])
             return members[0] if members else pa.null()
-    return _SIMPLE[kind]
+    return SIMPLE[kind]
 
 
 def named(node: Node) -> str:
@@ -124,7 +124,7 @@ def _normal(part: Any, namespace: str, known: dict[str, Node | None]) -> Node:
             raise Refused("no columns can be made of an Avro schema: a union has no branches, or is one of a union's")
         return {"type": "union", "branches": choices}
     if isinstance(part, str):
-        if part in _SIMPLE:
+        if part in SIMPLE:
             return {"type": part}
         node = known.get(f"{namespace}.{part}", known.get(part, {}))
         if node is None:
@@ -135,13 +135,13 @@ def _normal(part: Any, namespace: str, known: dict[str, Node | None]) -> Node:
             raise Refused(f"no columns can be made of an Avro schema: nothing in it is called {part!r}")
         return node
     kind = part["type"]
-    if not isinstance(kind, str) or kind not in (*_SIMPLE, *NAMED, "error", "array", "map"):
+    if not isinstance(kind, str) or kind not in (*SIMPLE, *NAMED, "error", "array", "map"):
         return _normal(kind, namespace, known)
     if kind == "array":
         return {"type": kind, "items": _normal(part["items"], namespace, known)}
     if kind == "map":
         return {"type": kind, "values": _normal(part["values"], namespace, known)}
-    if kind in _SIMPLE:
+    if kind in SIMPLE:
         return {"type": kind, **_logical(kind, part, 0)}
     return _named_type(part, namespace, known)
 
