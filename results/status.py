@@ -56,9 +56,8 @@ def _overview(each: AppOverview) -> Iterator[Block]:
             rows.append((stage, sink.name, "-" if sink.place is None else f"v{sink.place}", lag))
         yield TableBlock.of(("stage", "publishes", ">up to", "lag"), rows)
     for copy in each.replicas:
-        what = "snapshots copied" if copy.snapshots_only else "replica"
         behind = f"{plural(copy.versions, 'version')} to go" if copy.versions else "all there"
-        yield f"{what} in {copy.root}: {behind}, seen {instants.age(copy.seen_ms)}"
+        yield f"replica in {copy.root}: {behind}, seen {instants.age(copy.seen_ms)}"
         if copy.lacks:
             yield f"  it lacks something: {copy.lacks}"
     if each.archives:
