@@ -45,8 +45,10 @@ def _overview(each: AppOverview) -> Iterator[Block]:
         title.append(f"snapshot asked for: {', '.join(each.requested)}")
     yield "; ".join(title)
     yield from _replica(each)
-    about = ("stage", "runs", ">version", ">epoch", "committed", ">rows read")
-    yield TableBlock.of((*about, ">keys", ">SSTs", ">size", "lag"), map(_stage, each.stages))
+    about = ("stage", "runs", ">version", ">epoch", "committed", ">rows in last batch")
+    waits = any(stage.waits_for for stage in each.stages)
+    headings = (*about, ">keys", ">SSTs", ">size", "lag", *(("waits for",) if waits else ()))
+    yield TableBlock.of(headings, ((*_stage(stage), stage.waits_for)[: len(headings)] for stage in each.stages))
     sinks = [(stage.stage, sink) for stage in each.stages for sink in stage.sinks]
     if sinks:
         yield ""
@@ -117,10 +119,16 @@ def _stage(stage: StageOverview) -> tuple[Cell, ...]:
         f"v{stage.version}",
         str(stage.epoch),
         instants.age(stage.time_ms),
-        stage.rows if stage.attached is None else formats.at_most(stage.rows),
+        _rows(stage),
         *table,
         "retired" if stage.retired and not stage.called else lag,
     )
+
+
+def _rows(stage: StageOverview) -> Cell:
+    if stage.attached is not None:
+        return formats.at_most(stage.rows)
+    return stage.rows if stage.rows or stage.kind == "batch" else "-"
 
 
 def _lag(source: InputLag) -> str:
