@@ -233,6 +233,7 @@ def verified(report: "Report") -> Iterator[Block]:
     yield TableBlock.of(("", ">checked", "", ">differences"), rows)
     yield ""
     yield from report.not_reread
+    yield from (f"not looked at: {each}" for each in report.not_looked_at)
     for one in report.archives:
         yield f"the input archive of {one.topic} has {plural(one.records, 'record')}, {size(one.bytes)}"
         for gap in one.gaps:

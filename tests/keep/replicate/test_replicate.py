@@ -75,6 +75,22 @@ def test_a_replica_has_every_version_and_verifies_with_what_is_on_the_way() -> N
         assert history.versions(target, app.name, stage) == tuple(range(1, head.version + 1))
 
 
+def test_verifying_an_app_says_what_it_did_not_look_at_such_as_its_replica() -> None:
+    app, target = running(), AgingStore()
+    copy(app, target)
+    clone(app.store, app.name, "copy", channels=failover_kafka(app), by="ada@host", now_ms=LATER_MS)
+    left_out = verify(app.store, app.name, now_ms=LATER_MS, deep=True).not_looked_at
+    assert left_out == (
+        "objects that only other versions and snapshots name",
+        f"the replica in {target.url}: slackwater verify {app.name} --store {target.url}",
+    )
+    assert verify(app.store, "copy", now_ms=LATER_MS).not_looked_at == (
+        "bytes of objects beyond their sizes, versions before the last step, records in flight in Kafka (--deep)",
+        "objects that only other versions and snapshots name",
+        f"the input archive of {app.name}, which replays of this clone read",
+    )
+
+
 def test_later_rounds_copy_what_is_new_and_nothing_else() -> None:
     app, target = running(), AgingStore()
     counting = CountingStore(target)
