@@ -13,7 +13,7 @@ export function Stages({ route, here, isNow }) {
   return html`
     <${Graph} here=${here} route=${route} isNow=${isNow} />
     ${here.waiting.length > 0 && html`<${Waiting} waiting=${here.waiting} />`}
-    <${Grid} label="Stages" empty="No stage has committed yet." columns=${[["stage"], ["version", "right"], ["committed"], ["rows read", "right"], ["keys", "right"], ["SSTs", "right"], ["size", "right"], ["behind"], ["watermark"], ["late", "right"], ["rejected", "right"]]}
+    <${Grid} label="Stages" empty="No stage has committed yet." columns=${[["stage"], ["version", "right"], ["committed"], ["rows in last batch", "right"], ["keys", "right"], ["SSTs", "right"], ["size", "right"], ["behind"], ["watermark"], ["late", "right"], ["rejected", "right"]]}
       rows=${here.stages.map((stage) => [stage.stage, `v${stage.version}`, html`<${Time} ms=${stage.time_ms} />`, count(stage.rows), stage.keys == null ? "–" : `${stage.keys_exact ? "" : "≤ "}${count(stage.keys)}`, count(stage.ssts), size(stage.bytes), behind(stage), html`<${Time} ms=${stage.watermark_ms} />`, count(stage.late), count(stage.rejected)])} />
     ${sinks.length > 0 && html`<h2>Sinks</h2><${Grid} label="Sinks" empty="" columns=${[["sink"], ["of stage"], ["rows given to it", "right"], ["published up to", "right"], ["behind"]]}
       rows=${sinks.map(([stage, sink]) => [sink.name, stage.stage, count(sink.sent), !isNow ? "not kept" : sink.place == null ? "–" : `v${sink.place}`, !isNow ? "–" : sink.rows ? `${plural(sink.rows, "row")}, ${plural(sink.versions, "version")}` : "0"])} />`}
