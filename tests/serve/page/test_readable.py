@@ -87,8 +87,10 @@ def test_many_stages_have_whole_names_and_are_found(look: Open) -> None:
     shown = graph.locator("text.name").evaluate_all("all => all.map(each => each.firstChild.data)")
     assert sorted(shown) == [step(number) for number in range(CHAINS * LONG)]
     # No name runs into the version beside it.
-    apart = """all => all.every(node => node.querySelector(".name").getBBox().width + node.querySelector(".name").getBBox().x
-        < node.querySelector(".version").getBBox().x)"""
+    apart = """all => all.every(node => {
+        const [name, version] = [".name", ".version"].map(each => node.querySelector(each).getBBox());
+        return name.x + name.width < version.x;
+    })"""
     assert graph.locator(".node.stage").evaluate_all(apart)
     page.keyboard.press("/")
     page.keyboard.type("STEP_13")
@@ -159,5 +161,5 @@ def test_words_of_our_own_are_not_shown(look: Open) -> None:
         page.get_by_role("link", name=tab, exact=True).click()
         expect(page.get_by_role("link", name=tab, exact=True)).to_have_attribute("aria-current", "page")
         expect(page.locator(".view")).not_to_have_text(
-            re.compile(r"left out|\bprobes?\b|behind|as they are stored", re.I)
+            re.compile(r"left out|\bprobes?\b|behind|as they are stored", re.IGNORECASE)
         )
