@@ -214,7 +214,7 @@ class AppHistory(Shown):
         topics = client.channels_of(self.name) if replayable else None
         if topics is not None:
             try:
-                return Log(entries(client.store, self.name, limit, stage=stage, starts=topics.starts))
+                return Log(entries(client.store, self.name, limit, stage=stage, held_of=topics.held()))
             except (Unavailable, Refused) as error:
                 client.note(f"note: nobody knows what can be replayed: {error.message}")
         return Log(entries(client.store, self.name, limit, stage=stage))
@@ -442,13 +442,16 @@ class AppHistory(Shown):
         if (topics := client.channels_of(self.name)) is None:
             return
         try:
-            gone = unreplayable(client.store, self.name, topics.starts)
+            gone = unreplayable(client.store, self.name, topics.held())
         except (Unavailable, Refused) as error:
             client.note(f"note: nobody knows what Kafka still holds: {error.message}")
             return
         if gone:
-            versions = ", ".join(f"{stage} up to v{version}" for stage, version in gone.items())
-            client.note(f"note: Kafka does not hold all input any more of {versions}: these can be found, not replayed")
+            versions = ", ".join(f"{stage} up to v{left.version}" for stage, left in gone.items())
+            topics_now = {topic: None for left in gone.values() for topic in left.replaced}
+            why = f" ({', '.join(map(history.anew, topics_now))})" if topics_now else ""
+            told = f"Kafka does not hold all input any more of {versions}{why}: these can be found, not replayed"
+            client.note(f"note: {told}")
 
     def _check_runs_here(self, what: str, *, dry_run: bool = False) -> None:
         """Raise `Refused` where the app is a replica, or was left behind: `what` is done where it runs."""

@@ -95,14 +95,14 @@ export function offsets(windows) {
   return [...topics].map(([topic, parts]) => topic + parts.join(", ")).join("; ");
 }
 
-// Bytes, which come as hexadecimal, as the text that they are.
+// Bytes, which come as hexadecimal, as the text that they are, else as they come, which is said.
 export function textOf(hex) {
   if (hex == null) return "NULL";
   const bytes = Uint8Array.from(hex.match(/../g) ?? [], (pair) => Number.parseInt(pair, 16));
   try {
     return new TextDecoder("utf-8", { fatal: true }).decode(bytes).slice(0, 2000);
   } catch {
-    return hex.slice(0, 2000);
+    return `not valid UTF-8, as hex: ${hex.slice(0, 2000)}`;
   }
 }
 

@@ -101,10 +101,16 @@ function candidatesOf(ranges) {
 
 const sideOf = (row) => (row ? Object.entries(row).map(([name, of]) => html`<span class="pair"><span class="note">${printable(name)}</span> ${shortened(value(of))}</span>`) : html`<span class="note">no row</span>`);
 
+// Whether the sentence of a cause has a value of its evidence.
+function isSaid({ sentence, evidence }, name, of) {
+  if (name === "stage" || name === "version") return sentence.includes(`${evidence.stage}@v${evidence.version}`);
+  return of.checksum ? sentence.includes(`${of.path} (xxh3_128 ${of.checksum})`) : sentence.split(/[,;:]?\s+/).includes(String(of));
+}
+
 // What is behind the commit, and what shows it; of a record, the record does.
 function Cause({ cause }) {
   if (!cause || cause.class === "unknown") return null;
-  const shown = Object.entries(cause.evidence).filter(([name, of]) => of != null && !["alone", "needs", "num_keys"].includes(name));
+  const shown = Object.entries(cause.evidence).filter(([name, of]) => of != null && !["alone", "needs", "num_keys", "how", "add"].includes(name) && !isSaid(cause, name, of));
   return html`<h3>${cause.sentence}</h3>
     ${cause.class !== "record" && shown.length > 0 && html`<dl class="lineage">${shown.map(([name, of]) => html`<div><dt>${printable(name.replaceAll("_", " "))}</dt><dd>${shortened(value(of), 300)}</dd></div>`)}</dl>`}
     ${cause.records.length > 1 && html`<ol class="hops">${cause.records.slice(0, MOST_KEYS).map((each) => html`<li><code>${each}</code></li>`)}</ol>`}`;
