@@ -66,7 +66,7 @@ class Ends:
             Refused: something is wrong at the good end already, or nothing is at the bad one.
         """
         low, high, begin = self.between.low, self.between.high, self.begin
-        to_come = replace(self.between, low=begin).evaluations_left()
+        to_come = replace(self.between, low=begin).evaluations_left() + evaluator.most_probes
         if not (at_high := evaluator.at(high, 1 + to_come)).bad:
             raise self._not_bad(evaluator, at_high)
         if self.good and evaluator.at(low, to_come).bad:
