@@ -25,6 +25,7 @@ from slackwater.fold.topics import TopicState, are_two
 from slackwater.keep.maintain.stages import rescale
 from slackwater.moments.cut.in_flight import InFlight
 from slackwater.moments.cut.stored import open_requests
+from slackwater.moments.query.log import Held, HeldOf
 from slackwater.store.compaction.plan import rebase
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
@@ -116,8 +117,17 @@ class Kafka:
         return tuple(map(len, self.topics[topic])) if topic in self.topics else None
 
     def starts(self, topic: str) -> tuple[int, ...] | None:
-        """As `moments.query.log.Starts`."""
+        """The earliest offsets."""
         return self.earliest.get(topic, (0,) * len(self.topics[topic])) if topic in self.topics else None
+
+    def held(self) -> HeldOf:
+        """As that of `KafkaChannels`; it has no archive."""
+
+        def held_of(source: Input) -> Held:
+            is_another = are_two(source.topic_id, self.topic_id(source.topic))
+            return Held(() if is_another else self.starts(source.topic) or (), is_another)
+
+        return held_of
 
     def retention_ms(self, topic: str) -> int | None:
         return 7 * 86_400_000 if topic in self.topics else None
