@@ -112,12 +112,13 @@ async def query(
     """What a query over the tables of a moment returns: at most `limit` rows; `cut_off` says whether there are more."""
     reading = await asked.moment(app, ref, stage, min_offsets=min_offsets, wait_ms=wait_ms)
     service = asked.service
-    found = await service.statements.answer(asked.question(reading, ref, stage, sql, limit))
+    found = await service.statements.answer(asked.question(reading, ref, stage, sql, limit), asked.grant.name)
     fresh = await service.in_thread(reading.freshness)
     about = fresh | {"moments": found.others, "cut_off": found.is_cut_off, "notes": found.notes}
+    table = found.table()
     if asked.wants_arrow:
-        return Answer(arrow_bytes(found.table(), about), ARROW)
-    return await service.in_thread(lambda: asked.document(about | values.for_json(found.table())))
+        return Answer(arrow_bytes(table, about), ARROW, rows=table.num_rows)
+    return await service.in_thread(lambda: asked.document(about | values.for_json(table), rows=table.num_rows))
 
 
 @endpoint("/apps/{app}/log")

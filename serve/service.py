@@ -96,6 +96,7 @@ class Service:
         self.statements = Statements(client.settings, options.sql_processes, options.sql_memory_mb << 20)
         self.replays = Statements(client.settings, 1, 0, stays=False)
         self._long = 0
+        self._warming: asyncio.Task[None] | None = None
 
     def in_thread(self, function: Callable[[], T]) -> Coroutine[Any, Any, T]:
         """Call a function where it may wait for the store."""
@@ -162,7 +163,7 @@ class Service:
     async def begin(self) -> None:
         """Have ready what takes long to start."""
         if self.options.sql_is_ready:
-            self.statements.warm()
+            self._warming = asyncio.create_task(self.statements.warm())
         await self.in_thread(_import)
         if self.peers is not None:
             await self.peers.begin()

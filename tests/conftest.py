@@ -1,5 +1,6 @@
 """What several test files share: a real S3 server, and every kind of object store."""
 
+import multiprocessing.util
 import os
 import re
 import shutil
@@ -53,6 +54,7 @@ settings.load_profile(PROFILE)
 def pytest_configure(config: pytest.Config) -> None:
     """All that is temporary in one folder: programs that are killed cannot clear up."""
     patch = pytest.MonkeyPatch()
+    multiprocessing.util.get_temp_dir()  # which that library removes itself, after the folder is gone
     folder = tempfile.mkdtemp(prefix="slackwater-tests-")
     patch.setattr(tempfile, "tempdir", folder)
     patch.setenv("TMPDIR", folder)

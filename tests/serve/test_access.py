@@ -3,7 +3,6 @@
 import datetime as dt
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import urllib3
@@ -19,21 +18,10 @@ from slackwater.serve.service import ServeOptions
 
 from tests.support.histories import FlightsApp
 
-from .conftest import Ask, client_of
+from .conftest import Ask, made
 
 CARRIERS = "/apps/flights/at/now/tables/carriers"
 GUARDED = Listening(needs_tokens=True)
-
-
-@pytest.fixture
-def client(app: FlightsApp) -> Client:
-    return client_of(app)
-
-
-def made(client: Client, name: str, *apps: str, **how: Any) -> str:
-    data: Any = client.add_token(name, apps or ("flights",), **how).data
-    token: str = data["token"]
-    return token
 
 
 def test_a_token_is_kept_as_a_hash_and_shown_once(client: Client, app: FlightsApp) -> None:
