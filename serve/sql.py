@@ -86,10 +86,19 @@ class Statements:
         processes: statements of one asker that are carried out at a time. There is a process more, so that one asker's
             statements never take all.
         memory_bytes: what a statement may take besides what a process takes at first; 0 for any amount.
+        replaced: told of each process that ended for want of memory, or because a statement overran its time.
         stays: whether a process answers more than once.
     """
 
-    def __init__(self, settings: Settings, processes: int, memory_bytes: int, *, stays: bool = True) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        processes: int,
+        memory_bytes: int,
+        replaced: Callable[[], None] = lambda: None,
+        *,
+        stays: bool = True,
+    ) -> None:
         self._settings, self._processes, self._memory_bytes, self._stays = settings, processes, memory_bytes, stays
         # A replay starts a JVM: its process is new, and begins with nothing.
         self._method: Literal["forkserver", "spawn"] = "forkserver" if stays else "spawn"
@@ -97,8 +106,12 @@ class Statements:
         self._starting, self._is_started = asyncio.Lock(), False
         self._of_asker = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(processes))
         self._waiting = defaultdict[str, int](int)
-        self.replaced = 0
-        """Processes that ended for want of memory, or because a statement overran its time."""
+        self._replaced = replaced
+
+    @property
+    def under_way(self) -> int:
+        """Statements that are carried out, or wait."""
+        return sum(self._waiting.values())
 
     def _new_pool(self, method: Literal["forkserver", "spawn"]) -> ProcessPool:
         context = get_context(method)
@@ -134,7 +147,7 @@ class Statements:
             async with self._of_asker[who]:
                 return await self._carried_out(function, asked, seconds)
         except TimeoutError:
-            self.replaced += 1
+            self._replaced()
             raise TooMuch(f"the query took more than {seconds:g} s", hint="ask for less at once") from None
         finally:
             self._waiting[who] -= 1
@@ -151,7 +164,7 @@ class Statements:
                 found: R = await asyncio.wrap_future(future)
                 return found
             except (ProcessExpired, CancelledError) as error:
-                self.replaced += 1
+                self._replaced()
                 if getattr(error, "exitcode", 0) != _NO_ROOM:
                     break
             except BrokenProcessPool:  # a process without a statement was killed, or none can be forked any more
