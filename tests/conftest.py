@@ -1,5 +1,6 @@
 """What several test files share: a real S3 server, and every kind of object store."""
 
+import multiprocessing.util
 import os
 import re
 import shutil
@@ -62,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder())
     patch = pytest.MonkeyPatch()
+    multiprocessing.util.get_temp_dir()  # which that library removes itself, after the folder is gone
     folder = tempfile.mkdtemp(prefix="slackwater-tests-")
     patch.setattr(tempfile, "tempdir", folder)
     patch.setenv("TMPDIR", folder)
