@@ -280,5 +280,5 @@ def test_a_joins_state_in_an_unknown_format_is_refused_by_its_number() -> None:
     for info in [*store.list("offsets/")]:
         said = store.get(info.key).replace(b'join.stateFormatVersion":"2"', b'join.stateFormatVersion":"4"')
         store.put(info.key, said)
-    with pytest.raises(Refused, match="the join's state in the checkpoint memory.* has format 4, which cannot be read"):
+    with pytest.raises(Refused, match=r"the join's state in the checkpoint memory.* has format 4, which"):
         CheckpointFiles(store)
