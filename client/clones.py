@@ -134,10 +134,10 @@ class AppClones(AppHistory):
         client = self._client
         self._check_allowed("to make it anew", yes_really, dry_run=dry_run, here="making it anew")
         # Of the clone itself, half may be gone: the source says what it is, and has the archive.
-        origin = origin_of(client.store, self.name)
-        source = client.beside(origin.root)
-        is_copy = source.channels() is None or asks_nobody(source.store, origin.app)
-        with source.channels_of_clone(origin.app, asks=False) as channels:
+        made_from = origin_of(client.store, self.name)
+        source = client.beside(made_from.root)
+        is_copy = source.channels() is None or asks_nobody(source.store, made_from.app)
+        with source.channels_of_clone(made_from.app, asks=False) as channels:
             done = refresh(
                 client.store,
                 self.name,
