@@ -37,13 +37,13 @@ Step = Changes | Whole
 def at_once(waiting: int, took: int, came: int, so_far: int) -> int:
     """How many batches each of the next versions takes.
 
-    One while at most `KEEPS_UP` are `waiting`. Twice as many as `so_far` where more `came` while the last ones were
-    read than it `took`, 0 for none: to read several costs little more than to read one. Else what is missed is made up
-    for, a version for each batch.
+    Half of `so_far`, down to one, while at most `KEEPS_UP` are `waiting`. Twice as many where no fewer `came` while the
+    last ones were read than it `took` (0 for none): to read several costs little more than to read one. Else as many as
+    so far: a backlog that shrinks is read a version for each batch.
     """
     if waiting <= KEEPS_UP:
-        return 1
-    return min(2 * so_far, MOST_BATCHES) if 0 < took < came else so_far
+        return max(1, so_far // 2)
+    return min(2 * so_far, MOST_BATCHES) if 0 < took <= came else so_far
 
 
 def next_step(

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from .unsafe_rows import Bytes, Positions, Unknown, gather
+from .unsafe_rows import Bytes, Positions, UnknownLayout, gather
 
 PUT, DELETE, MERGE = 0x01, 0x10, 0x11
 _END = 0x00
@@ -23,8 +23,8 @@ _SETTINGS = "spark.sql.streaming.stateStore"
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
-    """Records in the order in which they were made; keys and values lie in `data`."""
+class Changelog:
+    """Records of changelogs, in the order in which they were made; keys and values lie in `data`."""
 
     data: Bytes
     kinds: npt.NDArray[np.uint8]
@@ -36,22 +36,22 @@ class Records:
     value_sizes: Positions
     """0 where a key is deleted."""
 
-    def of(self, family: int) -> "Records":
+    def of(self, family: int) -> "Changelog":
         """Those of one column family."""
         return self.take(np.flatnonzero(self.families == family))
 
-    def take(self, at: Positions) -> "Records":
+    def take(self, at: Positions) -> "Changelog":
         """Some of them."""
         parts = (self.families, self.keys, self.key_sizes, self.values, self.value_sizes)
-        return Records(self.data, self.kinds[at], *(each[at] for each in parts))
+        return Changelog(self.data, self.kinds[at], *(each[at] for each in parts))
 
-    def renumbered(self, names: Mapping[str, int], known: dict[str, int]) -> "Records":
+    def renumbered(self, names: Mapping[str, int], known: dict[str, int]) -> "Changelog":
         """The same with the families' numbers in `known`, which gets the new ones, in place of a store's own."""
         numbers = np.full(max(names.values(), default=0) + 1, -1)
         for name, number in names.items():
             numbers[number] = known.setdefault(name, len(known))
         if len(self.families) and not 0 <= self.families.min() <= self.families.max() < len(numbers):
-            raise Unknown
+            raise UnknownLayout
         return replace(self, families=numbers[self.families])
 
     def key_codes(self) -> Positions:
@@ -63,12 +63,12 @@ class Records:
         return codes
 
 
-def joined(some: Iterable[Records]) -> Records:
+def joined(some: Iterable[Changelog]) -> Changelog:
     """The records of several changelogs, one after the other."""
     parts = list(some)
     begins = np.cumsum([0, *(len(each.data) for each in parts)])[:-1].tolist()
     shifted = [(each, begin) for each, begin in zip(parts, begins, strict=True)]
-    return Records(
+    return Changelog(
         np.concatenate([each.data for each in parts]),
         np.concatenate([each.kinds for each in parts]),
         np.concatenate([each.families for each in parts]),
@@ -79,8 +79,8 @@ def joined(some: Iterable[Records]) -> Records:
     )
 
 
-def records_in(data: bytes) -> Records:
-    """The records of a changelog, which is unpacked. Raises `Unknown`.
+def records_in(data: bytes) -> Changelog:
+    """The records of a changelog, which is unpacked. Raises `UnknownLayout`.
 
     Where a record ends stands in it alone, so they are gone through one by one; nothing is copied.
     """
@@ -93,22 +93,22 @@ def records_in(data: bytes) -> Records:
             key, (size,) = at + 5, number(data, at + 1)
             value, (value_size,) = key + size + 4, number(data, key + size)
             if kind not in (PUT, DELETE, MERGE) or size < FAMILY_BYTES or (value_size < 0) != (kind == DELETE):
-                raise Unknown
+                raise UnknownLayout
             kinds.append(kind)
             found.append((key, size, value, max(value_size, 0)))
             at = value + max(value_size, 0)
     except (struct.error, IndexError) as error:
-        raise Unknown from error
+        raise UnknownLayout from error
     whole, parts = np.frombuffer(data, np.uint8), np.array(found, np.int64).reshape(-1, 4).T
     families = gather(whole, parts[0], np.int16).astype(np.int64)
-    return Records(whole, np.frombuffer(bytes(kinds), np.uint8), families, *parts)
+    return Changelog(whole, np.frombuffer(bytes(kinds), np.uint8), families, *parts)
 
 
 def _begin(data: bytes) -> int:
     """Where the first record lies."""
     version, at = _text(data, 0)
     if version not in _VERSIONS:
-        raise Unknown
+        raise UnknownLayout
     return _text(data, at)[1] if version == _VERSIONS[1] else at
 
 
@@ -117,8 +117,8 @@ def _text(data: bytes, at: int) -> tuple[bytes, int]:
     return data[at + 2 : at + 2 + size], at + 2 + size
 
 
-def elements(records: Records, delimiter: int) -> tuple[Positions, Positions]:
-    """The elements in the values of a list: of which record each is, and where it begins. Raises `Unknown`.
+def elements(records: Changelog, delimiter: int) -> tuple[Positions, Positions]:
+    """The elements in the values of a list: of which record each is, and where it begins. Raises `UnknownLayout`.
 
     In a value stand, of each element, its length and the element, and so many bytes of a delimiter between two.
     """
@@ -131,7 +131,7 @@ def elements(records: Records, delimiter: int) -> tuple[Positions, Positions]:
         starts.append(at + 4)
         at = at + 4 + size + delimiter
         if (size <= 0).any() or (at - delimiter > ends[owner]).any():
-            raise Unknown
+            raise UnknownLayout
         more = at < ends[owner]
         at, owner = at[more], owner[more]
     owner = np.concatenate(owners)

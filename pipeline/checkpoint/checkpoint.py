@@ -20,12 +20,12 @@ from ...errors import NotFound, ObjectNotFound, Refused
 from ...keep.attach.checkpoint import DELETED, ReadableBatch, ReadableTable
 from ...store.versions.column_types import in_backticks
 from ...whole_file import temporary_folder
-from .changelogs import Records, codec_of, delimiter_of, is_plain, joined, records_in
+from .changelogs import Changelog, codec_of, delimiter_of, is_plain, joined, records_in
 from .files import CheckpointFiles
 from .places import own_place, place
 from .state_files import StoreFolder
 from .tables import StateTable, state_table
-from .unsafe_rows import Unknown
+from .unsafe_rows import UnknownLayout
 from .written import changed, is_list, is_read_here
 
 _STEP, _ORDER = "_step", "_order"
@@ -68,7 +68,7 @@ class Checkpoint:
         self._folder = folder
         self._numbers = count()
         self._checked = -1
-        self._unpacked: dict[tuple[int, str], tuple[range, Records, Mapping[str, int]]] = {}
+        self._unpacked: dict[tuple[int, str], tuple[range, Changelog, Mapping[str, int]]] = {}
         self._spark = spark.newSession()
         # The reader of state of Spark 4.2 asks for a coordinator that nothing has started but what runs queries.
         _ = self._spark.streams
@@ -162,14 +162,14 @@ class Checkpoint:
                 known = self._unpacked[key] = (batches, *self._changelogs(table, batches))
             _, records, families = known
             return changed(table, records, families, delimiter_of(self.files.conf_of(batches[-1])))
-        except (Unknown, ObjectNotFound):
+        except (UnknownLayout, ObjectNotFound):
             return None
 
-    def _changelogs(self, table: StateTable, batches: range) -> tuple[Records, Mapping[str, int]]:
+    def _changelogs(self, table: StateTable, batches: range) -> tuple[Changelog, Mapping[str, int]]:
         """All records of a table's store, and the numbers of column families in them."""
         files, known, stores = self.files, dict[str, int](), self._stores(table)
         if not all(files.has_feed(each) and is_plain(files.conf_of(each)) for each in batches):
-            raise Unknown
+            raise UnknownLayout
         with self._own_folder() as folder:
             found = [
                 records_in(self._unpack(path, batch)).renumbered(files.families(store), known)
@@ -183,13 +183,17 @@ class Checkpoint:
         jvm: Any = self._spark._jvm
         codecs = getattr(getattr(jvm.org.apache.spark.io, "CompressionCodec$"), "MODULE$")
         codec = codecs.createCodec(self._spark.sparkContext._jsc.sc().conf(), codec_of(self.files.conf_of(batch)))
-        stream = jvm.java.io.FileInputStream(str(changelog))
+        packed, unpacked = jvm.java.io.FileInputStream(str(changelog)), changelog.with_suffix(".unpacked")
+        # By a file: what Python is given over py4j costs it more than what it does with it.
+        out = jvm.java.io.FileOutputStream(str(unpacked))
         try:
-            return bytes(codec.compressedInputStream(stream).readAllBytes())
+            codec.compressedInputStream(packed).transferTo(out)
         except Py4JJavaError as error:
-            raise Unknown from error
+            raise UnknownLayout from error
         finally:
-            stream.close()
+            packed.close()
+            out.close()
+        return unpacked.read_bytes()
 
     def _bring_changes(self, table: StateTable, after: int, up_to: int, at_once: int, folder: Path) -> int:
         """Copy what the batches behind one changed, as much as is read at a time; the last of these."""

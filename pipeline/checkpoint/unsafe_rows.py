@@ -56,7 +56,7 @@ _IN_A_WORD = 18
 """Digits of a decimal that is a whole number in the word itself."""
 
 
-class Unknown(Exception):
+class UnknownLayout(Exception):
     """State is laid out as is not known here: Spark may read it."""
 
 
@@ -72,7 +72,7 @@ def is_readable(kind: DataType) -> bool:
 
 
 def structs(data: Bytes, at: Positions, kind: StructType) -> pa.StructArray:
-    """The rows of these fields that begin at these positions. Raises `Unknown` where one is not as Spark lays it."""
+    """The rows of these fields that begin at these positions. Raises `UnknownLayout` for others."""
     words = 8 * (-(-len(kind.fields) // 64))
     fields = []
     for number, each in enumerate(kind.fields):
@@ -84,10 +84,10 @@ def structs(data: Bytes, at: Positions, kind: StructType) -> pa.StructArray:
 
 
 def gather(data: Bytes, at: Positions, stored: type[np.generic]) -> npt.NDArray[Any]:
-    """Numbers that lie at these positions. Raises `Unknown` where one is not in the buffer."""
+    """Numbers that lie at these positions. Raises `UnknownLayout` where one is not in the buffer."""
     kind = np.dtype(stored)
     if len(at) and (at.min() < 0 or at.max() + kind.itemsize > len(data)):
-        raise Unknown
+        raise UnknownLayout
     found: npt.NDArray[Any] = data[at[:, None] + np.arange(kind.itemsize)].view(kind)[:, 0]
     return found
 
@@ -111,7 +111,7 @@ def _values(
     word = gather(data, slots[there], np.int64)
     starts, sizes = base[there] + (word >> 32), word & 0xFFFFFFFF
     if (starts < base[there]).any() or (starts + sizes > len(data)).any():
-        raise Unknown
+        raise UnknownLayout
     return _spread(_lengthy(data, starts, sizes, kind, said), there, nulls)
 
 
@@ -138,7 +138,7 @@ def _elements(data: Bytes, at: Positions, kind: DataType) -> tuple[pa.Array, pa.
     """Where each array's elements end, and all elements of arrays that begin at these positions."""
     counts = gather(data, at, np.int64)
     if (counts < 0).any() or (at + counts > len(data)).any():
-        raise Unknown
+        raise UnknownLayout
     ends = np.concatenate([[0], np.cumsum(counts)])
     base = np.repeat(at, counts)
     number = np.arange(ends[-1]) - np.repeat(ends[:-1], counts)

@@ -7,9 +7,9 @@ import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
 from ...keep.attach.checkpoint import APPENDED, DELETED
-from .changelogs import DELETE, FAMILY_BYTES, MERGE, Records, elements
+from .changelogs import DELETE, FAMILY_BYTES, MERGE, Changelog, elements
 from .tables import StateTable
-from .unsafe_rows import Positions, Unknown, gather, is_readable, structs
+from .unsafe_rows import Positions, UnknownLayout, gather, is_readable, structs
 
 _TIMERS = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
 _SECOND = ("user_map_key", "expiration_timestamp_ms")
@@ -31,15 +31,15 @@ def is_list(table: StateTable) -> bool:
     return _LIST in table.spark_types
 
 
-def changed(table: StateTable, records: Records, families: Mapping[str, int], delimiter: int) -> pa.Table:
+def changed(table: StateTable, records: Changelog, families: Mapping[str, int], delimiter: int) -> pa.Table:
     """The columns of a table, `DELETED` and, of a list, `APPENDED`: a row for each key of which there are records.
 
-    `families` are the numbers of column families in `records`. Raises `Unknown` where something is laid out otherwise.
+    `families` are the numbers of column families in `records`. Raises `UnknownLayout` where one is laid out otherwise.
     """
     names = [dict(table.options).get("stateVarName", ""), *_TIMERS]
     family = next((families[each] for each in names if each in families), None)
     if family is None:
-        raise Unknown
+        raise UnknownLayout
     mine = records.of(family)
     codes = mine.key_codes()
     newest = np.full(codes.max(initial=-1) + 1, -1)
@@ -49,7 +49,7 @@ def changed(table: StateTable, records: Records, families: Mapping[str, int], de
     rows = mine.take(np.sort(newest))
     deleted = rows.kinds == DELETE
     if (rows.kinds == MERGE).any():
-        raise Unknown
+        raise UnknownLayout
     columns = _keys(table, rows)
     for name in _VALUES:
         if name in table.spark_types:
@@ -57,7 +57,7 @@ def changed(table: StateTable, records: Records, families: Mapping[str, int], de
     return table.flat(columns).append_column(DELETED, pa.array(deleted))
 
 
-def _lists(table: StateTable, mine: Records, codes: Positions, base: Positions, delimiter: int) -> pa.Table:
+def _lists(table: StateTable, mine: Changelog, codes: Positions, base: Positions, delimiter: int) -> pa.Table:
     number = np.arange(len(codes))
     begins = np.flatnonzero(mine.kinds != MERGE)
     base[codes[begins]] = begins
@@ -79,7 +79,7 @@ def _lists(table: StateTable, mine: Records, codes: Positions, base: Positions, 
     return flat.append_column(APPENDED, pa.array(appended))
 
 
-def _keys(table: StateTable, rows: Records) -> dict[str, pa.Array]:
+def _keys(table: StateTable, rows: Changelog) -> dict[str, pa.Array]:
     """The columns of Spark's reader that are the key."""
     types, at = table.spark_types, rows.keys + FAMILY_BYTES
     second = next((each for each in _SECOND if each in types), None)
@@ -88,20 +88,20 @@ def _keys(table: StateTable, rows: Records) -> dict[str, pa.Array]:
     # Two rows of one field each, behind the length of the first.
     size = gather(rows.data, at, np.int32)
     if (size <= 0).any() or (FAMILY_BYTES + 4 + size >= rows.key_sizes).any():
-        raise Unknown
+        raise UnknownLayout
     parts = {"key": at + 4, second: at + 4 + size}
     return {name: _rows(rows, at, StructType([StructField(name, types[name])])).field(0) for name, at in parts.items()}
 
 
-def _filled(puts: Records, kind: DataType, deleted: np.ndarray) -> pa.Array:
+def _filled(puts: Changelog, kind: DataType, deleted: np.ndarray) -> pa.Array:
     values = _rows(puts, puts.values, kind)
     at = np.cumsum(~deleted) - 1
     return values.take(pa.array(at, mask=deleted))
 
 
-def _rows(records: Records, at: Positions, kind: DataType) -> pa.StructArray:
+def _rows(records: Changelog, at: Positions, kind: DataType) -> pa.StructArray:
     """Rows with the version of their encoding, 0, before them."""
     assert isinstance(kind, StructType)  # noqa: S101  so Spark's reader has rows
     if gather(records.data, at, np.uint8).any():
-        raise Unknown
+        raise UnknownLayout
     return structs(records.data, at + 1, kind)

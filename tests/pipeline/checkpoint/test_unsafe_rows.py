@@ -31,7 +31,7 @@ from pyspark.sql.types import (
     TimestampNTZType,
     TimestampType,
 )
-from slackwater.pipeline.checkpoint.unsafe_rows import Unknown, is_readable, structs
+from slackwater.pipeline.checkpoint.unsafe_rows import UnknownLayout, is_readable, structs
 
 from tests.models.profiles import scaled
 
@@ -121,7 +121,7 @@ def test_a_row_that_is_cut_short_is_no_row() -> None:
     row = np.array([0, (24 << 32) | 3, 5, int.from_bytes(b"abc", "little")], np.int64).view(np.uint8)
     assert structs(row, np.array([0]), kind).to_pylist() == [{"a": "abc", "b": 5}]
     for size in range(26):
-        with pytest.raises(Unknown):
+        with pytest.raises(UnknownLayout):
             structs(row[:size], np.array([0]), kind)
 
 
