@@ -3,8 +3,10 @@
 import re
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import KW_ONLY, InitVar, dataclass, field
+from functools import partial
 
 from msgspec.structs import replace
 from ulid import ULID
@@ -21,9 +23,9 @@ from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import AppInfo, EventTime, Followed, Input, Manifest, Sst, Table
 from ...store.versions.side_tables import table_name, table_of
-from .checkpoint import ReadableBatch, ReadableCheckpoint, ReadableTable
+from .checkpoint import FollowedCheckpoint, ReadableBatch, ReadableTable
 from .rows import RowWriter
-from .steps import Changes, next_step
+from .steps import Changes, at_once, next_step
 from .tables import agreed, declared, tables_in, with_tables
 
 _NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]+")
@@ -31,6 +33,7 @@ _MISSES = 8
 """So often in a row what was to be read may be gone before it was, until that is told as an error."""
 _KNOWN_S = 60.0
 """For so long the newest version is taken for what it was."""
+_TABLES_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Tail:
 
     store: InitVar[ObjectStore]
     cache: SstCache
-    checkpoint: ReadableCheckpoint
+    checkpoint: FollowedCheckpoint
     app: str
     stage: str
     _: KW_ONLY
@@ -89,6 +92,10 @@ class Tail:
     _tables: dict[str, ReadableTable] = field(init=False)
     """By the names of `tables.declared`."""
     _misses: int = field(default=0, init=False)
+    _at_once: int = field(default=1, init=False)
+    """Batches that become one version."""
+    _took: int = field(default=0, init=False)
+    """Batches whose changes were read in the round before."""
     _whole: bool = field(default=False, init=False)
     """Whether a table is new, so that nobody knows what was in it."""
     _seen_s: float = field(default=0.0, init=False)
@@ -166,16 +173,20 @@ class Tail:
         head = self.head
         assert head is not None and head.attached is not None  # noqa: S101, PT018  it was claimed
         committed, available = self.checkpoint.committed(), self.checkpoint.available
-        self.newest_batch = committed[-1] if committed else -1
+        known, self.newest_batch = self.newest_batch, committed[-1] if committed else -1
         whole = self._whole or not head.attached.next_batch
-        step = next_step(head.attached.next_batch, committed, available, misses=self._misses, whole=whole)
+        waiting, came = self.newest_batch + 1 - head.attached.next_batch, self.newest_batch - known
+        self._at_once, self._took = at_once(waiting, self._took, came, self._at_once), 0
+        step = next_step(
+            head.attached.next_batch, committed, available, misses=self._misses, whole=whole, at_once=self._at_once
+        )
         if step is None:
             return ()
         if time.monotonic() - self._seen_s > _KNOWN_S:
             head = self.head = amending.newest(self._store, self.app, self.stage, head) or head
             self._seen_s = time.monotonic()
         try:
-            return self._changes(step.batches) if isinstance(step, Changes) else (self._whole_state(step.batch),)
+            return self._changes(step) if isinstance(step, Changes) else (self._whole_state(step.batch),)
         except Gone as error:
             self._misses += 1
             if self._misses > _MISSES:
@@ -185,16 +196,27 @@ class Tail:
                 ) from error
             return self.round()
 
-    def _changes(self, batches: range) -> tuple[Landed, ...]:
-        each_table = (self.checkpoint.changes(table, batches[0] - 1, batches[-1]) for table in self._tables.values())
+    def _changes(self, step: Changes) -> tuple[Landed, ...]:
+        after, up_to = step.batches[0] - 1, step.batches[-1]
+        each_table = (
+            self.checkpoint.changes(table, after, up_to, at_once=step.at_once, appended=True)
+            for table in self._tables.values()
+        )
         made, began_s = list[Landed](), time.monotonic()
         try:
             # Read bit by bit, and what was read is committed.
-            for number, *changed in zip(batches, *each_table, strict=True):
+            for number, *changed in zip(step.ends, *each_table, strict=True):
                 batch, head = self.checkpoint.batch(number), self._head
-                tables, seq, named = tables_in(head), head.version + 1, zip(self._tables, changed, strict=True)
-                new = {name: self._rows.changed(tables[name], rows, seq) for name, rows in named}
+                tables, seq = tables_in(head), head.version + 1
+                ssts = {name: each.ssts for name, each in head.side_tables.items()} | {"": head.ssts}
+                put = [
+                    partial(self._rows.changed, tables[name], rows, seq, ssts[name])
+                    for name, rows in zip(self._tables, changed, strict=True)
+                ]
+                with ThreadPoolExecutor(_TABLES_AT_ONCE, f"attach-{self.stage}") as pool:
+                    new = dict(zip(self._tables, pool.map(lambda each: each(), put), strict=True))
                 made.append(self._commit(batch, new, seq, began_s))
+                self._took = number - after
                 began_s = time.monotonic()
         except Gone:
             if not made:

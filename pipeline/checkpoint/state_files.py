@@ -9,11 +9,12 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from ...errors import Corruption
 
+_T = TypeVar("_T")
 _NAME = re.compile(r"(?P<version>\d+)(?:_(?P<id>[0-9a-zA-Z-]+))?\.(?P<kind>delta|changelog|snapshot|zip)")
 _WHOLES = ("snapshot", "zip")
 DEFAULT = "default"
@@ -93,10 +94,22 @@ def _decisive(here: Iterable[StateFile]) -> Sequence[StateFile]:
 
 def named_in(data: bytes, key: str) -> tuple[str, ...]:
     """The names of the files beside a RocksDB snapshot of which it is made, below its store's folder."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as packed:
-            said = json.loads(packed.read("metadata").decode().partition("\n")[2])
+
+    def names(said: Any) -> tuple[str, ...]:
         ssts = [f"SSTs/{each['dfsSstFileName']}" for each in said.get("sstFiles") or ()]
         return (*ssts, *(f"logs/{each['dfsLogFileName']}" for each in said.get("logFiles") or ()))
+
+    return _said(data, key, names)
+
+
+def families_in(data: bytes, key: str) -> dict[str, int]:
+    """The column families of a RocksDB snapshot by name, with the numbers that keys begin with."""
+    return _said(data, key, lambda said: {str(a): int(b) for a, b in (said.get("columnFamilyMapping") or {}).items()})
+
+
+def _said(data: bytes, key: str, read: Callable[[Any], _T]) -> _T:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as packed:
+            return read(json.loads(packed.read("metadata").decode().partition("\n")[2]))
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corruption(f"{key} of the checkpoint is no snapshot of RocksDB's: {error}", object_key=key) from error

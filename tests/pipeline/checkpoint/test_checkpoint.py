@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 OTHERS = ("session-spark3", "join-spark3", "two-spark3")
 """Recordings of Spark 3.5 that are compared with those of this Spark alone."""
-MORE = ("aggregate-changelog", "aggregate-spark3", "join-changelog", "transform-format2")
+MORE = ("aggregate-changelog", "aggregate-spark3", "join-changelog", "transform-changelog", "transform-format2")
 RECORDINGS = [
     pytest.param(each.stem, marks=pytest.mark.ci if each.stem in MORE else ())
     for each in sorted(RECORDED.glob("*.zip"))
