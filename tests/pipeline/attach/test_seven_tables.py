@@ -6,16 +6,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from slackwater.keep.attach.tables import declared
 from slackwater.pipeline.checkpoint.checkpoint import opened
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Manifest
+from slackwater.store.versions.side_tables import table_name
 
 from tests.cli.verbs.calling import MODULE, done
 from tests.keep.attach.following import rows_at
@@ -23,6 +25,7 @@ from tests.pipeline.checkpoint.by_spark import by_spark, plain
 from tests.support.running import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("isolated", "one_spark"), pytest.mark.timeout(1_800)]
+ROOT = Path(__file__).parents[3]
 MOST_BEHIND = 3
 EVERY_S = 2
 
@@ -33,12 +36,13 @@ def process(out: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     with (
         out.open("wb") as file,
         out.with_suffix(".err").open("wb") as errors,
-        subprocess.Popen(words, stdout=file, stderr=errors, start_new_session=True) as running,
+        subprocess.Popen(words, stdout=file, stderr=errors, start_new_session=True, cwd=ROOT) as running,
     ):
         try:
             yield running
         finally:
-            os.killpg(running.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(40, marks=pytest.mark.ci), pytest.param(600, marks=pytest.mark.soak)])
@@ -79,7 +83,8 @@ def test_seven_tables_are_followed_as_fast_as_batches_come(
     found = rows_at(store, SstCache(tmp_path / "cache", 1 << 30), head)
     with opened(str(where), spark) as checkpoint:
         assert len(found) == len(checkpoint.tables) == 7
-        for rows, table in zip(found.values(), checkpoint.tables, strict=True):
+        for name, table in zip(declared(checkpoint.tables, 1), checkpoint.tables, strict=True):
+            rows = found[table_name("seven", name) if name else "seven"]
             read = {plain(key): plain(values) for key, values in rows.items()}
             assert read == by_spark(spark, where, checkpoint, table, head.attached.next_batch - 1), table.name
 
