@@ -29,7 +29,7 @@ from ..moments.status.archives import archives_of
 from ..pipeline.kafka.channels import group_of
 from ..results import maintenance, rows
 from ..results.shown import Result
-from ..search.session import BEGINNING
+from ..search.endpoints import BEGINNING
 from ..store.versions.apps import read_app
 from .failover import AppFailover
 from .when import When, in_words

@@ -330,11 +330,6 @@ def initialise(
     return _done(store, first, already=False, dry_run=dry_run)
 
 
-def waits_for_rows(store: ObjectStore, info: AppInfo) -> bool:
-    """Whether an init has made the app and broke off before the rows were committed. One request, or none."""
-    return bool(info.initialised) and not history.first_version(store, info.name, info.initialised)
-
-
 def check_free(store: ObjectStore, app: str, stage: str) -> None:
     """See that a stage may begin with rows: it has no version, or just the one that an init has made.
 

@@ -1,4 +1,4 @@
-"""Promotions of apps whose batches take long: the hold follows them, and `--timeout` ends it."""
+"""A promotion of apps whose batches take long: the hold lasts as long as they need, within the timeout."""
 
 from random import Random
 
@@ -7,7 +7,7 @@ from slackwater.errors import Refused
 from slackwater.store.versions import apps
 
 from tests.keep.promote.runners import STAGES, Runner, until_idle
-from tests.keep.promote.test_promote import World, promote_with
+from tests.keep.promote.world import World, promote_with
 
 
 def slow_world(slow_s: float) -> World:
