@@ -70,11 +70,12 @@ def programs(explanation: str) -> Any:
     return option("FILE", text, name="--code", callback=_that_are_there)
 
 
-def _that_are_there(given: A) -> A:
-    """The programs' files, before anything is looked for with them. Raises as `program_file`."""
-    for file in given if isinstance(given, list) else [given] if given is not None else []:
+def _that_are_there(value: A) -> A:
+    """Return the option's value once its files are there. Raises as `program_file`."""
+    files: list[Any] = value if isinstance(value, list) else [value] if value is not None else []
+    for file in files:
         program_file(file)
-    return given
+    return value
 
 
 def span(

@@ -218,7 +218,7 @@ class StoredApp(AppFailover):
             table,
             sql.strip() or f"rows of {rows}",
             sql=sql,
-            source=RowSource(file=str(rows)) if rows else None,
+            source=RowSource(file=str(rows), only_files=True) if rows else None,
             by=client.by,
             patience_s=timeout_s,
             again=again,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import instants
 from ..argument_types import checked_methods
+from ..durations import format_ms
 from ..errors import NotFound, Refused, Unavailable, Usage
 from ..keep.maintain.removal import removal_of
 from ..keep.rejected.listing import RejectedRecords, rejected
@@ -186,7 +187,11 @@ class AppHistory(Shown):
             asked, already = ask(store, app, name, by=by)
             return snapshots.requested(app, asked, already=already)
         if not instant and not lag.beats(store, app, now_ms) and is_new():
-            client.note(f"nobody runs {app} now: its next runner takes the snapshot; --instant needs none")
+            up_to = format_ms(round(timeout_s * 1_000))
+            client.note(
+                f"nobody runs {app} now: this waits up to {up_to} for a runner to take the snapshot, and withdraws it "
+                "then (--no-wait leaves it to the next runner, --instant needs none)"
+            )
         reader = client.channels_of(self.name)
         taken, already = take(
             store, app, name, by=by, reader=reader, instant=instant, timeout_s=timeout_s, on_look=on_look

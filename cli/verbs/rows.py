@@ -121,36 +121,6 @@ def _show_page(session: Session, ref: str) -> None:
 
 
 @verb(
-    "slackwater sql flights",
-    "slackwater sql flights@before-deploy",
-    "slackwater sql flights < report.sql",
-    'echo "AT -5m; SELECT count(*) FROM carriers;" | slackwater sql flights --json',
-    kafka=True,
-)
-def sql(
-    session: Session,
-    ref: str = REF,
-    limit: int = option("N", "Print this many rows of each result; 0 for all.", 50, min=0),
-) -> None:
-    """Type SQL over the tables of an app, statement after statement.
-
-    Each ends with its `;`. AT -5m; asks what follows at that moment, AT now; at the newest again. Tab completes
-    tables, columns and snapshots; what was typed is there again the next time. An error ends nothing. Where
-    standard input is no terminal, its statements are carried out, and the exit code is 1 if one failed.
-    """
-    from .. import shell, terminal
-
-    opened = shell.Shell(session, ref, limit)
-    stream = typer.get_binary_stream("stdin")
-    if stream.isatty() and (terminal.is_terminal() or terminal.is_terminal(stderr=True)):
-        from ..prompt import prompter
-
-        opened.run(shell.typed(prompter(opened)))
-    elif opened.run(shell.read(stream)):
-        raise typer.Exit(1)
-
-
-@verb(
     "slackwater get flights/carriers UA",
     "slackwater get flights/aircraft@-1h N14228 --verbose",
     """slackwater get shop/baskets '{"country": "DE", "number": 17}'""",

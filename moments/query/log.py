@@ -20,7 +20,7 @@ _CLOCK_SLACK_MS = 3_600_000
 """How far the clocks of storage and of writers may differ, before a snapshot's name could be missing."""
 
 
-class Held(NamedTuple):
+class Remaining(NamedTuple):
     """What is still there of the topic that an input has read."""
 
     starts: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ class Held(NamedTuple):
         return partition < len(self.starts) and self.starts[partition] <= offset
 
 
-HeldOf = Callable[[Input], Held]
+RemainingOf = Callable[[Input], Remaining]
 """Raises `Refused` (the broker does not let us look) and `Unavailable` (Kafka did not answer)."""
 
 
@@ -95,7 +95,7 @@ class LogEntry:
 
 
 def entries(
-    store: ObjectStore, app: str, limit: int = 50, *, stage: str = "", held_of: HeldOf | None = None
+    store: ObjectStore, app: str, limit: int = 50, *, stage: str = "", held_of: RemainingOf | None = None
 ) -> tuple[LogEntry, ...]:
     """The newest `limit` versions of the app (0 for all), or of one stage, newest first: the app's line from its end.
 
@@ -123,7 +123,7 @@ def _entry(
     store: ObjectStore,
     manifest: Manifest,
     names: Mapping[tuple[str, int], Sequence[str]],
-    held_of: HeldOf | None,
+    held_of: RemainingOf | None,
     limits: Boundary,
 ) -> LogEntry:
     left, table = limits.before(manifest.stage, manifest.version), manifest.table
@@ -186,7 +186,7 @@ def batches_brought(manifest: Manifest) -> str:
     return f"batch {last}" if first == last else f"batches {first} to {last}"
 
 
-def unreplayable(store: ObjectStore, app: str, held_of: HeldOf) -> dict[str, Unreplayable]:
+def unreplayable(store: ObjectStore, app: str, held_of: RemainingOf) -> dict[str, Unreplayable]:
     """By stage, up to which version the input is gone from Kafka, in part at least; stages without one are left out.
 
     A request a topic, and manifests as a binary search over versions reads them. Raises `NotFound` (there is no such

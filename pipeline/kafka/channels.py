@@ -18,7 +18,7 @@ from ...errors import NotFound, Refused
 from ...fold.topics import TopicState, are_two
 from ...moments.cut.in_flight import InFlight
 from ...moments.cut.stored import ADDRESS
-from ...moments.query.log import Held, HeldOf
+from ...moments.query.log import Remaining, RemainingOf
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Input
 from .archived import ArchivedKafka, archived
@@ -83,18 +83,18 @@ class KafkaChannels:
         for chunk in self.kafka.read(topic, partition, start, end, patience_s=self.patience_s):
             yield pa.Table.from_batches([Columns(chunk).records()])
 
-    def held(self) -> HeldOf:
+    def held(self) -> RemainingOf:
         """What is left of the topics of inputs. Kafka is asked once for each topic."""
         state = cache(self.state)
 
-        def held_of(source: Input) -> Held:
+        def held_of(source: Input) -> Remaining:
             now = state(source.topic)
             is_another = now is not None and are_two(source.topic_id, now.id)
             if now is not None and not is_another:
-                return Held(now.earliest)
+                return Remaining(now.earliest)
             kafka = self.kafka
             kept = kafka.kept(source.topic, source.topic_id, source.offsets) if isinstance(kafka, ArchivedKafka) else ()
-            return Held(kept, is_another)
+            return Remaining(kept, is_another)
 
         return held_of
 
