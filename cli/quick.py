@@ -66,8 +66,7 @@ class _Words:
 
 def plain_words() -> None:
     """Have typer check no type where there is nothing to check; not with a typer that does it in another way."""
-    from typer import core
-
+    core: Any = import_module("typer.core")
     if (build := getattr(core, "build_runtime_param", None)) is not None and not isinstance(build, partial):
         core.build_runtime_param = partial(_Words, otherwise=build)
 
