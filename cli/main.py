@@ -132,6 +132,15 @@ def main() -> None:
     """Run the command line of this process and exit with its code."""
     terminal.handle_everything()
     quick.own_process()
+    quick.plain_words()
+    try:
+        _run()
+    except SystemExit as ended:
+        quick.leave(ended.code)
+        raise
+
+
+def _run() -> None:
     try:
         app(prog_name="slackwater")
     except KeyboardInterrupt:

@@ -1,12 +1,18 @@
-"""What spares a verb of a second most of that: collections of garbage while it imports, and the import of pandas."""
+"""What spares a verb half a second: imports that it does not need, collections of garbage, and the end of Python."""
 
+import atexit
 import gc
 import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from threading import RLock
 from types import ModuleType
+from typing import Any
 
-_whole_process = _hides_plugins = False
+_whole_process = _hides_plugins = _is_spared = False
 _PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 """Typer reads words by pydantic, which would look for plugins in the metadata of all that is installed."""
 _OBJECTS = 100_000
@@ -36,14 +42,64 @@ def verb_begins() -> None:
         os.environ.pop(_PLUGINS, None)
 
 
-def without_pandas() -> None:
-    """Keep Arrow from importing pandas when it is first given a Python list; `to_pandas` still imports it.
+class _Words:
+    """Takes the values of a parameter that are what they should be; of others typer's own has pydantic check the types.
 
-    Only for verbs that run no code of the user's: Arrow would not know pandas' missing values from others. Does nothing
-    in a process that runs more than the verb.
+    Pydantic is a sixth of a verb that reads a row, and most words of a command line are text.
     """
+
+    def __init__(self, descriptor: Any, otherwise: Callable[[Any], Any]) -> None:
+        self._descriptor, self._otherwise = descriptor, otherwise
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """As typer's `RuntimeParam` does."""
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        wanted, is_plain = self._descriptor.annotation, self._descriptor.parameter_info.parser is None
+        # What is of no text is a default.
+        if value is param.default or (is_plain and wanted is str and type(value) is str):
+            return value
+        if is_plain and wanted == list[str] and isinstance(value, list | tuple) and {*map(type, value)} <= {str}:
+            return [*value]
+        return self._otherwise(self._descriptor).coerce(value, param=param, ctx=ctx)
+
+
+def plain_words() -> None:
+    """Have typer check no type where there is nothing to check; not with a typer that does it in another way."""
+    core: Any = import_module("typer.core")
+    if (build := getattr(core, "build_runtime_param", None)) is not None and not isinstance(build, partial):
+        core.build_runtime_param = partial(_Words, otherwise=build)
+
+
+class _Later(ModuleType):
+    """Stands for a module until something of it is asked for."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__dict__["_loading"] = RLock()
+
+    def __getattr__(self, name: str) -> Any:
+        """Python's hook: loads the module, whose names this one has then."""
+        with self._loading:
+            if sys.modules.get(self.__name__) is self:
+                del sys.modules[self.__name__]
+            module = import_module(self.__name__)
+            self.__dict__.update(module.__dict__)
+        return getattr(module, name)
+
+
+def no_user_code() -> None:
+    """Say that this verb runs no code of the user's: Arrow and Python need not do what only that could need.
+
+    Arrow does not import pandas when it is first given a Python list (it would not know pandas' missing values from
+    others; `to_pandas` still imports it), and imports its functions once one is asked for; `leave` ends the process.
+    Does nothing in a process that runs more than the verb.
+    """
+    global _is_spared
     if not _whole_process or "pandas" in sys.modules:
         return
+    _is_spared = True
+    sys.modules.setdefault("pyarrow.compute", _Later("pyarrow.compute"))
     none = _NoPandas()
     sys.meta_path.insert(0, none)
     try:
@@ -53,3 +109,17 @@ def without_pandas() -> None:
         pa.array([0])
     finally:
         sys.meta_path.remove(none)
+
+
+def leave(code: int | str | None) -> None:
+    """End the process of a verb that ran no code of the user's: what Python frees at its end is a fifth of a `get`.
+
+    Threads end, and what was to be done at the end is done. Returns from other processes.
+    """
+    if not _is_spared or isinstance(code, str):
+        return
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)

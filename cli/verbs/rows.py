@@ -11,7 +11,7 @@ from ...results import formats
 from ...results.shown import Result
 from ...whole_file import ending_of
 from ..options import APP, DRY_RUN, KEY, REF, TABLE_AT, Many, argument, flag, key_values, option, span
-from ..quick import without_pandas
+from ..quick import no_user_code
 from ..session import Session, check_table, verb
 
 
@@ -51,7 +51,7 @@ def query(
         return
     if sql is not None and file is not None:
         raise Usage("the query is given twice: as an argument and with --file", hint="give one of them")
-    without_pandas()
+    no_user_code()
     from ...results import rows, values
 
     if file is not None or sql == "-":
@@ -135,7 +135,7 @@ def get(
 
     Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
     """
-    without_pandas()
+    no_user_code()
     from ...results.rows import row
 
     check_table(ref, key)

@@ -25,7 +25,7 @@ from ..options import (
     program,
     span,
 )
-from ..quick import without_pandas
+from ..quick import no_user_code
 from ..session import Session, now_and_then, verb
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def diff(
     column agrees. What both have is not read: versions of one app, or of an app and its clone, share most of their
     state. Refs that name one table, as APP/TABLE@-5m, compare only that. Exits with 1 when something differs.
     """
-    without_pandas()
+    no_user_code()
     from ...results import values
     from ...results.history import diff as shown
 

@@ -6,6 +6,7 @@ manifest keeps of it (`Table.state`) is that struct as JSON.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -365,8 +366,15 @@ def field_of(rows: pa.Schema, column: str) -> pa.Field:
     return rows.field(index)
 
 
+def check_names_once(names: Sequence[str], where: str = "the state") -> None:
+    """Refuse columns of which two have one name. Raises `Usage`."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise Usage(f"{where} has column {twice[0]!r} twice; give one of them another name")
+
+
 def check_value_names(names: Sequence[str], key: tuple[str, ...]) -> None:
-    """Refuse value columns that hide the key or look internal. Raises `Usage`."""
+    """Refuse value columns that hide the key, have one name, or look internal. Raises `Usage`."""
+    check_names_once(names)
     for name in names:
         if name in key:
             raise Usage(f"column {name!r} is part of the key already; give the value another name")

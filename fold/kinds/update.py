@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ...errors import NotFound, Refused, Usage
 from .. import multi_input
 from .due import BoundDue
-from .kind import Bound, DueBy, Groups, Kind, Merged, OfCode, check_value_names, field_of
+from .kind import Bound, DueBy, Groups, Kind, Merged, OfCode, check_names_once, check_value_names, field_of
 
 Function = Callable[..., "pa.Table | tuple[pa.Table, ...]"]
 """Of the user's; see `slackwater.update`."""
@@ -73,6 +73,8 @@ class Update(OfCode, frozen=True, tag="update"):
             for column in self.code.order_by:
                 field_of(schema, column)
         emits = tuple(schema() for schema in self.code.emits) or (pa.schema([]),)
+        for schema in emits:
+            check_names_once(schema.names, "emits")
         needs = multi_input.columns(rows, key)
         bound = _BoundUpdate(self.code.function, key, tuple(rows), values, needs, emits, self.code.order_by)
         if not self.due:
@@ -121,11 +123,20 @@ class _BoundUpdate(Bound):
             )
         deleted = None
         if "_deleted" in after.column_names:
+            _check_once("state", after, "_deleted")
             deleted = np.asarray(pc.fill_null(after["_deleted"], False).to_numpy())
         return Merged(
             _conform("state", after, self.values),
             deleted,
             emitted=tuple(_conform("emitted", *each) for each in zip(emitted, self.emits, strict=False)),
+        )
+
+
+def _check_once(what: str, table: pa.Table, name: str) -> None:
+    if (count := table.column_names.count(name)) > 1:
+        raise Refused(
+            f"the update function's {what} rows have column {name!r} {count} times",
+            hint="drop all but one before they are returned, or give the others another name",
         )
 
 
@@ -135,6 +146,7 @@ def _conform(what: str, table: pa.Table, schema: pa.Schema) -> pa.Table:
     for field in schema:
         if field.name not in table.column_names:
             raise Refused(f"the update function's {what} rows lack column {field.name!r} ({field.type})")
+        _check_once(what, table, field.name)
         try:
             columns.append(table[field.name].cast(field.type))
         except pa.ArrowInvalid as error:

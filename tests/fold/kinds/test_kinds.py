@@ -303,6 +303,18 @@ def test_an_update_function_that_emits_what_was_not_declared_is_refused(
         model.merge([{"k": 1, "t": 9}])
 
 
+def test_an_update_function_that_emits_a_column_twice_is_refused_by_its_name() -> None:
+    twice = pa.table([[1], [2], [3]], names=["t", "k", "t"])
+    model = Model(sw.update(lambda _rows, state: (state, twice), state=N, emits=(TIMES,)).bind([ROWS], ("k",)))
+    with pytest.raises(Refused, match="the update function's emitted rows have column 't' 2 times") as refused:
+        model.merge([{"k": 1, "t": 9}])
+    assert "another name" in refused.value.hint
+    declared = pa.schema([("t", pa.int64()), ("t", pa.int64())])
+    for how, where in (({"state": N, "emits": declared}, "emits"), ({"state": declared}, "the state")):
+        with pytest.raises(Usage, match=f"{where} has column 't' twice"):
+            sw.update(counted, **how).bind([ROWS], ("k",))  # type: ignore[arg-type]
+
+
 def test_an_update_function_that_returns_no_table_is_refused() -> None:
     state = sw.update(lambda _rows, state: (state, [1], state), state=N, emits=(KEYS, KEYS))
     with pytest.raises(Refused, match="the update function returned list; expected an Arrow table"):
@@ -328,6 +340,11 @@ def test_an_update_function_sees_its_state_sorted_rows_and_may_delete() -> None:
         (lambda rows, state: pa.table({"m": [1]}), "lack column 'n'"),
         (lambda rows, state: pa.table({"n": [1, 2, 3]}), "expected 1, one for each row"),
         (lambda rows, state: pa.table({"n": ["many"]}), "does not fit int64"),
+        (lambda rows, state: pa.table([[1], [2]], names=["n", "n"]), "state rows have column 'n' 2 times"),
+        (
+            lambda rows, state: pa.table([[1], [True], [True]], names=["n", "_deleted", "_deleted"]),
+            "state rows have column '_deleted' 2 times",
+        ),
     ],
 )
 def test_an_update_function_that_returns_nonsense_is_refused(function: object, said: str) -> None:
