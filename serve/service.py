@@ -103,11 +103,9 @@ class Service:
         told = self.metrics.replaced
         self.statements = Statements(client.settings, options.sql_processes, options.sql_memory_mb << 20, told)
         self.replays = Statements(client.settings, 1, 0, stays=False)
-        self.metrics.gauge(
-            "sql_waiting", "Statements that are carried out, or wait.", lambda: self.statements.under_way
-        )
-        self.metrics.gauge("store_answers", "1 while the store answers, else 0.", lambda: not self.store_watch.is_away)
-        self.metrics.gauge("streams", "Streams of events that are open.", self.streams.total)
+        self.metrics.look("sql_waiting", lambda: self.statements.under_way)
+        self.metrics.look("store_answers", lambda: not self.store_watch.is_away)
+        self.metrics.look("streams", self.streams.total)
         self._long = 0
         self._warming: asyncio.Task[None] | None = None
 

@@ -73,6 +73,21 @@ def test_a_token_names_apps_tables_and_verbs(client: Client, own: Callable[..., 
     assert ask.token(reads, "/apps/other").status == 403
 
 
+def test_what_a_token_may_not_see_is_said_and_is_not_shown_as_none(client: Client, own: Callable[..., Ask]) -> None:
+    ask, token = own(GUARDED), made(client, "carriers", tables=("carriers",), verbs=("read",))
+    hidden = ask.token(token, "/apps/flights").json["hidden"]
+    assert hidden[:2] == ["apps other than flights", "tables other than carriers"]
+    assert ask.token(token, "/me").json["hidden"] == ask.token(token, "/apps").json["hidden"] == hidden
+    for what in ("at/now/stages", "timeline", "log", "rejected", "operations", "cost"):
+        found = ask.token(token, f"/apps/flights/{what}")
+        assert (found.status, found.json["error"]) == (403, "Denied")
+        assert "may read carriers only" in found.json["message"]
+        assert "--table" in found.json["hint"]
+    everything = made(client, "all", "*")
+    assert ask.token(everything, "/me").json["hidden"] == []
+    assert "hidden" not in ask.token(everything, "/apps/flights").json
+
+
 def test_a_token_that_was_removed_or_has_ended_is_none(
     client: Client, own: Callable[..., Ask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
