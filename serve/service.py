@@ -217,6 +217,8 @@ class Call:
     """Whether another instance passed it on to this one, which then answers it."""
     seen_ms: int = 0
     """The time as of which rows expire by write time; 0 for the moment's own."""
+    secret: bytes = b""
+    """What SQL sees names in the place of values by; empty where who asks may see values."""
 
     @classmethod
     def of(cls, service: Service, grant: Grant, headers: Mapping[str, str], found: Mapping[str, Any]) -> "Call":
@@ -284,7 +286,11 @@ class Call:
         options, grant = self.service.options, self.grant
         tables = None if grant.may_read("*") else grant.tables
         return Bounds(
-            options.sql_s, options.sql_memory_mb, tables=tables, app="" if grant.may_read_app("*") else folder
+            options.sql_s,
+            options.sql_memory_mb,
+            tables=tables,
+            app="" if grant.may_read_app("*") else folder,
+            secret=self.secret,
         )
 
     def question(self, reading: FreshMoment, ref: str, stage: str, sql: str, limit: int) -> Question:
