@@ -21,13 +21,13 @@ from ..moments.query.sql import Bounds
 from ..results.shown import encoded
 from ..store.sst.showable import escaped
 from .errors import NotYet, TooOften
-from .metrics import ServeMetrics
+from .health.metrics import ServeMetrics
+from .health.store_watch import StoreWatch
 from .newest import Newest
 from .peers import HOP, Peers
 from .rows.fresh import FreshMoment
 from .rows.look_ups import SharedLookUps, rehearse
 from .sql import Question, Statements
-from .store_watch import StoreWatch
 from .tokens import Grant
 
 if TYPE_CHECKING:

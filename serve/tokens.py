@@ -13,7 +13,7 @@ from ..client import Client
 from ..instants import now_ms
 from ..keep.access.tokens import Verb
 from .errors import Denied, NotKnown, TooOften
-from .store_watch import StoreWatch, away
+from .health.store_watch import StoreWatch, away
 
 _KNOWN_S = 5.0
 """So long after a token was removed it may still be taken."""

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 from slackwater.pipeline.run.metrics import Metrics, ReplicaMetrics
-from slackwater.serve.metrics import ServeMetrics
+from slackwater.serve.health.metrics import ServeMetrics
 
 from tests.programs.go import built
 

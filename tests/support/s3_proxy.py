@@ -36,8 +36,8 @@ class S3Proxy(ThreadingHTTPServer):
     - hang: it is not forwarded, and never answered;
     - "" or none left: it is forwarded.
 
-    With `overloaded` set, every request meets SlowDown, and with `silent` it hangs. Every request takes `delay_s` longer, as if the server were far
-    away.
+    With `overloaded` set, every request meets SlowDown, and with `silent` it hangs. Every request takes `delay_s`
+    longer, as if the server were far away.
     """
 
     daemon_threads = True

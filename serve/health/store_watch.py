@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 
-from ..errors import SlackwaterError, TooMuch, Unavailable
-from ..store.objects.protocol import ObjectStore, exists
+from ...errors import SlackwaterError, TooMuch, Unavailable
+from ...store.objects.protocol import ObjectStore, exists
 
 SILENT_S = 2.0
 """A store that has not answered for so long is taken to be away."""
