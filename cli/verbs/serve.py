@@ -47,7 +47,7 @@ def serve(
     sql_time: int = _SQL_TIME,
     sql_memory: int = _SQL_MEMORY,
     sql_rows: int = option("N", "Rows that a query may return.", 10_000, min=1),
-    sql_processes: int = option("N", "Queries that are carried out at a time.", 2, min=1),
+    sql_processes: int = option("N", "Queries of one token that are carried out at a time.", 2, min=1),
 ) -> None:
     """Serve the apps of the store over HTTP, to whoever has a token.
 

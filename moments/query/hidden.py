@@ -5,6 +5,7 @@ values have equal names, and nothing else of a value is left. So it is not the w
 compares a UUID with UUIDs alone, and has no arithmetic and no function for one that tells of the value behind it.
 """
 
+import re
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from ...store.sst.arrow_types import hexadecimal, python_values
 NAME = r"0{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 """A regular expression of names. No UUID that a program makes begins so."""
 _BEGIN = "00000000-"
+_BEHIND = re.compile(r"[0-9a-f]{32} ")
 _REMEMBERED = 50_000
 """Values whose names are understood when they are given back, the newest that were hidden."""
 _REMEMBERED_BYTES = 1_000
@@ -94,6 +96,11 @@ class Names:
 def names_of(secret: bytes) -> Names:
     """The names of a secret, in this process."""
     return Names(secret)
+
+
+def is_behind(table: str) -> bool:
+    """Whether a table is one of those that are behind views."""
+    return _BEHIND.match(table) is not None
 
 
 class Cover:

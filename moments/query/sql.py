@@ -30,7 +30,7 @@ from ..cut.graph import Cut
 from ..cut.stored import ADDRESS
 from .clauses import InputOf, Statement, Versions, bare, understand, words
 from .columns import visible_schema
-from .hidden import Cover
+from .hidden import Cover, is_behind
 from .moments import ClauseTable
 
 SCHEMA_NAME = "inflight"
@@ -339,7 +339,8 @@ def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
     found = con.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
     columns: dict[str, list[str]] = {}
     for table, column in found:
-        columns.setdefault(table, []).append(column)
+        if not is_behind(table):
+            columns.setdefault(table, []).append(column)
     return columns
 
 

@@ -96,7 +96,7 @@ class Besieged:
         found = 0
         for each in (own := psutil.Process(self.process.pid), *own.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
-                found += each.memory_info().rss
+                found += each.memory_full_info().pss  # processes for SQL are forked: most of their pages are shared
         return found
 
     def __str__(self) -> str:
