@@ -107,12 +107,15 @@ class Tail:
         self._tables = dict(zip(found, self.checkpoint.tables, strict=True))
 
     def plan(self) -> ToAttach:
-        """What there is, and whether it can be attached. Writes nothing."""
+        """What there is, and whether it can be attached. Writes nothing. Raises `Gone` as well, for a file."""
         head = history.head(self._store, self.app, self.stage)
         if head is None:
             self._check_app()
         tables = self._agreed(head)
         committed, available = self.checkpoint.committed(), self.checkpoint.available()
+        if committed and not available:
+            # To read the newest state says what is not there.
+            next(iter(self.checkpoint.rows(self.checkpoint.tables[0], committed[-1])), None)
         named = {table_name(self.stage, name) if name else self.stage: name for name in tables}
         return ToAttach(
             self.app,
@@ -191,8 +194,9 @@ class Tail:
             self._misses += 1
             if self._misses > _MISSES:
                 raise Refused(
-                    f"{self.checkpoint.where} is cleaned up faster than it can be read: {error.message}",
-                    hint="let the query keep more batches: spark.sql.streaming.minBatchesToRetain",
+                    f"{self.checkpoint.where} cannot be read on, after {_MISSES} more attempts: {error.message}",
+                    hint="restore the file if it was lost; where the query cleans up faster than this reads, have it "
+                    "keep more batches: spark.sql.streaming.minBatchesToRetain",
                 ) from error
             return self.round()
 

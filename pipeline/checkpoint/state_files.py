@@ -70,6 +70,16 @@ def whole_of(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -
     return needed
 
 
+def lacking(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> int:
+    """The version without whose file `whole_of` finds none for this one; 0 where it finds them."""
+    by_version = _by_version(files, ids)
+    while version > 0 and not _decisive(here := by_version.get(version, ())):
+        if all(each.is_whole for each in here):
+            return version
+        version -= 1
+    return 0
+
+
 def whole_versions(files: Iterable[StateFile], ids: Mapping[int, str]) -> frozenset[int]:
     """All versions for which `whole_of` finds the files."""
     found = {0}
