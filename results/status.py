@@ -118,7 +118,7 @@ def _stage(stage: StageOverview) -> tuple[Cell, ...]:
         f"v{stage.version}",
         str(stage.epoch),
         instants.age(stage.time_ms),
-        stage.rows if stage.attached is None else formats.at_most(stage.rows),
+        "-" if stage.rows is None else formats.at_most(stage.rows) if stage.attached is not None else stage.rows,
         *table,
         "retired" if stage.retired and not stage.called else lag,
     )

@@ -259,7 +259,12 @@ class Tail:
                 side_tables=sides,
                 inputs=draft.inputs | _inputs(draft, batch),
                 event_time=_event_time(draft, batch),
-                attached=replace(attached, next_batch=batch.id + 1, batches=batch.id + 1 - following),
+                attached=replace(
+                    attached,
+                    next_batch=batch.id + 1,
+                    batches=batch.id + 1 - following,
+                    others=tuple(sorted(map(_topic, batch.others))),
+                ),
                 duration_ms=round((time.monotonic() - began_s) * 1_000),
             )
 
@@ -340,7 +345,7 @@ def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:
         topic = _topic(name)
         before = draft.inputs.get(topic) or Input(topic, ())
         # Fewer than before where the query goes on with a topic that was made anew.
-        rows = max(0, sum(offsets) - sum(before.offsets))
+        rows = 0 if name in batch.others else max(0, sum(offsets) - sum(before.offsets))
         found[topic] = replace(before, offsets=tuple(offsets), rows=rows)
     return found
 

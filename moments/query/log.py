@@ -40,7 +40,7 @@ class LogEntry:
     version: int
     kind: VersionKind
     time_ms: int
-    rows_in: int
+    rows_in: int | None
     rows_out: int
     """Rows written to channels; the table's changes are not counted."""
     windows: tuple[Window, ...]
@@ -126,7 +126,7 @@ def _entry(
         version=manifest.version,
         kind=manifest.kind,
         time_ms=manifest.time_ms,
-        rows_in=sum(source.rows for source in manifest.inputs.values()),
+        rows_in=rows_read(manifest),
         rows_out=sum(output.rows for output in manifest.outputs.values())
         + sum(sink.rows for sink in manifest.sinks.values()),
         windows=windows,
@@ -155,6 +155,13 @@ def _entry(
         attached=batches_brought(manifest),
         replayable=replayable,
     )
+
+
+def rows_read(manifest: Manifest) -> int | None:
+    """Records that a version read; None where nobody counts them: offsets of files are no records."""
+    if manifest.attached is not None and manifest.attached.others:
+        return None
+    return sum(source.rows for source in manifest.inputs.values())
 
 
 def batches_brought(manifest: Manifest) -> str:

@@ -29,6 +29,7 @@ from ..cut.graph import Cut, order
 from ..cut.moments import newest
 from ..cut.replicas import ReplicaLag, lags_of, newest_cut
 from ..cut.stored import open_requests
+from ..query.log import rows_read
 from . import lag
 from .archives import ArchiveStatus, archives_of
 from .lag import EndsOf, InputLag, SinkLag, input_lag, sink_lags
@@ -71,7 +72,7 @@ class StageOverview:
     runner: str | None
     """Who runs the stage now, as host:pid; empty when nobody does, None when that is not known."""
     time_ms: int
-    rows: int
+    rows: int | None
     """Rows that the newest version read."""
     keys: int | None
     """Keys in the table, at most; None without a table."""
@@ -208,7 +209,7 @@ def _stage_overview(
         by=head.by,
         runner=None if alive is None else lag.runner_of(head, alive),
         time_ms=head.time_ms,
-        rows=sum(source.rows for source in head.inputs.values()),
+        rows=rows_read(head),
         keys=sum(sst.rows - sst.tombstones for sst in head.ssts) if head.table else None,
         keys_exact=not deltas(head.ssts) and not any(sst.expiring for sst in head.ssts),
         ssts=len(head.ssts),

@@ -9,8 +9,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from ...errors import Corruption
-from .state_files import state_file
+from .state_files import damaged, state_file
 
 _MAGIC = b"crc\0"
 
@@ -31,24 +30,6 @@ def check_sum(copy: Path, source: Path, key: str) -> None:
         found = [zlib.crc32(some).to_bytes(4, "big") for some in iter(lambda: file.read(piece), b"")]
     if b"".join(found) != sums[8:]:
         raise damaged(key, "its checksum is another")
-
-
-def damaged(key: str, why: str) -> Corruption:
-    """The error for a file, with the batch that wrote it."""
-    file = state_file(key)
-    what = ""
-    if file is not None:
-        batch = file.version - 1
-        what = (
-            f": it has the state at the end of batch {batch}"
-            if file.is_whole
-            else f": it has what batch {batch} changed"
-        )
-    return Corruption(
-        f"{key} of the checkpoint is damaged ({why}){what}",
-        object_key=key,
-        hint="restore the file; or let the query run on until it has written a whole state behind it, and try again",
-    )
 
 
 def check_all(folder: Path, unpack: Callable[[Path, int], object]) -> None:

@@ -20,7 +20,7 @@ from ...errors import Gone, NotFound, ObjectNotFound, Refused
 from ...keep.attach.checkpoint import ReadableBatch
 from .before_4 import metadata_before_4
 from .damage import check_sum
-from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, commit, offsets, offsets_of, query_id
+from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, commit, offsets, offsets_of, others_of, query_id
 from .operators import FOLDERS, SCHEMAS, Operator, is_metadata, metadata_of, operator_in
 from .places import Readable
 from .state_files import StateFile, StoreFolder, families_in, lacking, named_in, state_file, whole_of, whole_versions
@@ -161,7 +161,12 @@ class CheckpointFiles:
             if batch not in self._commits or (ended := self._said_commits.get(batch)) is None:
                 raise ObjectNotFound(f"{COMMITS}{batch}", self.url)
             return ReadableBatch(
-                batch, offsets_of(said.sources), said.watermark_ms, ended.next_watermark_ms, self._commits[batch]
+                batch,
+                offsets_of(said.sources),
+                said.watermark_ms,
+                ended.next_watermark_ms,
+                self._commits[batch],
+                others_of(said.sources),
             )
 
     def format_of(self, batch: int) -> int:
