@@ -48,7 +48,7 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
                 "-" if is_idle else formats.duration(entry.duration_ms),
                 ", ".join(entry.snapshots),
                 *([watermark] if timed else []),
-                *(["restored, replayed" if entry.replayable else "restored"] if with_replays else []),
+                *([_can_be(entry)] if with_replays else []),
                 _read(entry) or "; ".join(_instead(entry)),
             )
         )
@@ -64,6 +64,18 @@ def _rows_in(entry: LogEntry) -> Cell:
     if entry.kind in _IDLE or entry.rows_in is None:
         return "-"
     return formats.at_most(entry.rows_in) if entry.attached else entry.rows_in
+
+
+def _can_be(entry: LogEntry) -> str:
+    """Whether a version can be restored alone, or replayed too."""
+    if entry.replayable:
+        return "restored, replayed"
+    return "; ".join(("restored", *map(anew, entry.replaced)))
+
+
+def anew(topic: str) -> str:
+    """Why what was read of a topic cannot be read again, where another topic has its name."""
+    return f"topic {topic} is another one now"
 
 
 def _read(entry: LogEntry) -> str:

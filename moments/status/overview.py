@@ -26,10 +26,10 @@ from ...store.versions import apps, history, keys, published
 from ...store.versions.manifest import Followed, Manifest, Origin, Table
 from ...store.versions.side_tables import all_ssts, rejected_of
 from ..cut.graph import Cut, order
+from ..cut.lineage import rows_read
 from ..cut.moments import newest
 from ..cut.replicas import ReplicaLag, lags_of, newest_cut
 from ..cut.stored import open_requests
-from ..query.log import rows_read
 from . import lag
 from .archives import ArchiveStatus, archives_of
 from .lag import EndsOf, InputLag, SinkLag, input_lag, sink_lags
@@ -105,6 +105,8 @@ class StageOverview:
     """How many batches of that query it lacks, as whoever follows it said last; None where nobody does."""
     late: int = 0
     """Rows since it began that were left out of the table, because they came too late."""
+    waits_for: str = ""
+    """What it waited for when its runner gave its last sign of life; empty where it worked, or nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +229,7 @@ def _stage_overview(
         attached=head.attached,
         batches_behind=lag.batches_behind(head, alive or ()),
         late=times.late_total if times is not None else 0,
+        waits_for=lag.waits_for(head, alive or ()),
     )
 
 

@@ -182,9 +182,8 @@ class Input(Struct, frozen=True):
     lost: limits.Counts = ()
     """What claims passed over, as Kafka had lost it, by Kafka partition: rows, or offsets of a user's topic."""
     watermark_ms: limits.EventMs | None = None
-    """How far event time has come here, milliseconds since 1970 UTC: of rows with a watermark of the stage's own, the
-    largest event time read, less the delay; of another channel, the watermark of the upstream version. It never falls;
-    None where nothing says, and before the first row."""
+    """How far event time has come here, milliseconds since 1970 UTC; it never falls. Of rows with a watermark of the
+    stage's own, the largest time read, less the delay; else that of the upstream version. None where nothing says."""
     resets: Annotated[tuple[Reset, ...], limits.RENAMES] = ()
     """Of a user's topic, all that were made up to this version, oldest first: what was read lies in stretches."""
     topic_id: limits.Line = ""
@@ -383,8 +382,7 @@ class Backfill(Struct, frozen=True):
     columns: Annotated[tuple[limits.Seq, ...], limits.COLUMNS]
     """Their ids, internal ones included."""
     app: limits.Name
-    """The app that computed the values, in its stage of the same name. It may be gone: only a batch that was under way
-    when they were brought in needs it (`keep.backfill.fill`)."""
+    """The app that computed the values, in its stage of the same name. It may be gone (`keep.backfill.fill`)."""
     at: limits.Version
     """The version of that stage which has them."""
     writer: limits.Line
@@ -405,7 +403,7 @@ class Followed(Struct, frozen=True):
     """How many this version brought, up to that: several where all but the last were gone before they were read."""
     checkpoint: limits.Line = ""
     others: tuple[limits.Line, ...] = ()
-    """Inputs that are no Kafka topic: their offsets count files or seconds, and nobody reads them again."""
+    """Inputs that are no Kafka topic: their offsets count files or seconds, and cannot be read again."""
 
 
 class Manifest(Struct, frozen=True):
