@@ -44,7 +44,7 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
                 entry.stage,
                 f"v{entry.version}",
                 entry.kind,
-                "-" if is_idle else formats.at_most(entry.rows_in) if entry.attached else entry.rows_in,
+                _rows_in(entry),
                 "-" if is_idle else formats.duration(entry.duration_ms),
                 ", ".join(entry.snapshots),
                 *([watermark] if timed else []),
@@ -58,6 +58,12 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
             rows.append(("", entry.stage, versions, "gone", "-", "-", "", *none, "thinned out by gc"))
     more = (*(["watermark"] if timed else []), *(["can be"] if with_replays else []))
     return TableBlock.of(("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", *more, "read"), rows)
+
+
+def _rows_in(entry: LogEntry) -> Cell:
+    if entry.kind in _IDLE or entry.rows_in is None:
+        return "-"
+    return formats.at_most(entry.rows_in) if entry.attached else entry.rows_in
 
 
 def _can_be(entry: LogEntry) -> str:

@@ -126,6 +126,8 @@ def _stage(stage: StageOverview) -> tuple[Cell, ...]:
 
 
 def _rows(stage: StageOverview) -> Cell:
+    if stage.rows is None:
+        return "-"
     if stage.attached is not None:
         return formats.at_most(stage.rows)
     return stage.rows if stage.rows or stage.kind == "batch" else "-"

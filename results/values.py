@@ -42,9 +42,12 @@ def grid(table: pa.Table, limit: int | None = None) -> TableBlock:
 
 def word(value: object) -> str:
     """One value for people. Nothing is rounded, no separators are put in: these are the user's own values."""
+    from ..moments.query.key_text import text_of
+
     match value:
-        case None:
-            return "NULL"
+        case None | str():
+            # As in a key: null is no text.
+            return text_of(value)
         case bool():
             return str(value).lower()
         case Decimal():

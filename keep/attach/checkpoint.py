@@ -55,6 +55,8 @@ class ReadableBatch:
     """The one that it left, by which the next batch is computed; None where there is none."""
     committed_ms: int
     """When Spark committed it, milliseconds since 1970 UTC."""
+    others: frozenset[str] = frozenset()
+    """Sources that are no Kafka topic: their offsets count files or seconds, not records."""
 
 
 class ReadableCheckpoint(Protocol):

@@ -76,7 +76,8 @@ def next_step(
     if has_changes and not misses:
         return Changes(range(next_batch, min(newest + 1, next_batch + MOST_BATCHES)), at_once)
     if not (there := available()):
-        return None
+        # The query never removes what its newest state is made of: to read that says what is not there.
+        return Whole(newest)
     newest, first = there[-1], min(max(next_batch, there[0]), there[-1])
     # Half of what is left each time: the oldest brings most of the history, and goes first.
     return Whole(newest - ((newest - first) >> (misses - has_changes)))

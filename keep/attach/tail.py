@@ -107,12 +107,15 @@ class Tail:
         self._tables = dict(zip(found, self.checkpoint.tables, strict=True))
 
     def plan(self) -> ToAttach:
-        """What there is, and whether it can be attached. Writes nothing."""
+        """What there is, and whether it can be attached. Writes nothing. Raises `Gone` as well, for a file."""
         head = history.head(self._store, self.app, self.stage)
         if head is None:
             self._check_app()
         tables = self._agreed(head)
         committed, available = self.checkpoint.committed(), self.checkpoint.available()
+        if committed and not available:
+            # To read the newest state says what is not there.
+            next(iter(self.checkpoint.rows(self.checkpoint.tables[0], committed[-1])), None)
         named = {table_name(self.stage, name) if name else self.stage: name for name in tables}
         return ToAttach(
             self.app,
@@ -191,8 +194,9 @@ class Tail:
             self._misses += 1
             if self._misses > _MISSES:
                 raise Refused(
-                    f"{self.checkpoint.where} is cleaned up faster than it can be read: {error.message}",
-                    hint="let the query keep more batches: spark.sql.streaming.minBatchesToRetain",
+                    f"{self.checkpoint.where} cannot be read on, after {_MISSES} more attempts: {error.message}",
+                    hint="restore the file if it was lost; where the query cleans up faster than this reads, have it "
+                    "keep more batches: spark.sql.streaming.minBatchesToRetain",
                 ) from error
             return self.round()
 
@@ -255,7 +259,12 @@ class Tail:
                 side_tables=sides,
                 inputs=draft.inputs | _inputs(draft, batch),
                 event_time=_event_time(draft, batch),
-                attached=replace(attached, next_batch=batch.id + 1, batches=batch.id + 1 - following),
+                attached=replace(
+                    attached,
+                    next_batch=batch.id + 1,
+                    batches=batch.id + 1 - following,
+                    others=tuple(sorted(map(_topic, batch.others))),
+                ),
                 duration_ms=round((time.monotonic() - began_s) * 1_000),
             )
 
@@ -336,7 +345,7 @@ def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:
         topic = _topic(name)
         before = draft.inputs.get(topic) or Input(topic, ())
         # Fewer than before where the query goes on with a topic that was made anew.
-        rows = max(0, sum(offsets) - sum(before.offsets))
+        rows = 0 if name in batch.others else max(0, sum(offsets) - sum(before.offsets))
         found[topic] = replace(before, offsets=tuple(offsets), rows=rows)
     return found
 

@@ -24,6 +24,7 @@ from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.versions.column_types import in_backticks
 from ...whole_file import temporary_folder
 from .changelogs import Changelog, codec_of, delimiter_of, is_plain, joined, records_in
+from .damage import check_all, root_of
 from .files import CheckpointFiles
 from .places import own_place, place
 from .state_files import StoreFolder
@@ -119,7 +120,8 @@ class Checkpoint:
         with self._own_folder() as folder:
             with self.files.reading(batch):
                 self.files.bring_whole(self._stores(table), batch, folder)
-            yield self._read(table, folder, batch, batchId=batch).select(*table.columns())
+            with self._by_spark(table, f"at the end of batch {batch}", folder):
+                yield self._read(table, folder, batch, batchId=batch).select(*table.columns())
 
     def changes(
         self, table: ReadableTable, after: int, up_to: int, /, *, at_once: int = 1, appended: bool = False
@@ -228,7 +230,7 @@ class Checkpoint:
             (F.col("change_type") == "delete").alias(DELETED),
             F.floor((F.col("batch_id") - after - 1) / at_once).cast("int").alias(_STEP),
         )
-        with self._by_spark(table, last):
+        with self._by_spark(table, f"of batches {after + 1} to {last}", folder):
             found = feed.toArrow()
         schema = _with_deleted(table)
         for step in range(-(-(last - after) // at_once)):
@@ -249,7 +251,7 @@ class Checkpoint:
         )
         schema = _with_deleted(table)
         both = changed.unionByName(gone, allowMissingColumns=True).select(*map(in_backticks, schema.names))
-        with self._by_spark(table, batch):
+        with self._by_spark(table, f"at the end of batch {batch}"):
             found = both.toArrow().cast(schema)
         shutil.rmtree(before)
         return found
@@ -258,7 +260,7 @@ class Checkpoint:
         """The whole state at the end of a batch as Parquet, of which no memory need hold all."""
         rows = spool / str(batch)
         if not rows.exists():
-            with self.frame(table, batch) as frame, self._by_spark(table, batch):
+            with self.frame(table, batch) as frame:
                 frame.write.parquet(str(rows))
         return rows
 
@@ -293,16 +295,19 @@ class Checkpoint:
         )
 
     @contextmanager
-    def _by_spark(self, table: StateTable, batch: int) -> Iterator[None]:
-        """Inside, what Spark cannot read is refused. It has all files that it needs, as far as is known here."""
+    def _by_spark(self, table: StateTable, what: str, folder: Path | None = None) -> Iterator[None]:
+        """Inside, what Spark cannot read is refused. It has all files that it needs, as far as is known here.
+
+        Raises `Corruption` where a file in the folder is damaged.
+        """
         try:
             yield
         except (PySparkException, Py4JJavaError) as error:
-            java = error.java_exception if isinstance(error, Py4JJavaError) else None
-            said = str((java.getMessage() if java else error) or error).strip().partition("\n")[0]
+            if folder is not None:
+                check_all(folder, self._unpack)
             raise Refused(
-                f"Spark cannot read the state {table.name or table.kind!r} of batch {batch} in {self.files.url}",
-                quoted=said,
+                f"Spark cannot read the state {table.name or table.kind!r} {what} in {self.files.url}",
+                quoted=root_of(error),
                 hint="does Spark's own reader (format statestore) read it? Then it is a fault of slackwater's",
             ) from error
 

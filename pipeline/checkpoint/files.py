@@ -19,10 +19,11 @@ from typing import TypeVar
 from ...errors import Gone, NotFound, ObjectNotFound, Refused
 from ...keep.attach.checkpoint import ReadableBatch
 from .before_4 import metadata_before_4
-from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, commit, offsets, offsets_of, query_id
+from .damage import check_sum
+from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, commit, offsets, offsets_of, others_of, query_id
 from .operators import FOLDERS, SCHEMAS, Operator, is_metadata, metadata_of, operator_in
 from .places import Readable
-from .state_files import StateFile, StoreFolder, families_in, named_in, state_file, whole_of, whole_versions
+from .state_files import StateFile, StoreFolder, families_in, lacking, named_in, state_file, whole_of, whole_versions
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -160,7 +161,12 @@ class CheckpointFiles:
             if batch not in self._commits or (ended := self._said_commits.get(batch)) is None:
                 raise ObjectNotFound(f"{COMMITS}{batch}", self.url)
             return ReadableBatch(
-                batch, offsets_of(said.sources), said.watermark_ms, ended.next_watermark_ms, self._commits[batch]
+                batch,
+                offsets_of(said.sources),
+                said.watermark_ms,
+                ended.next_watermark_ms,
+                self._commits[batch],
+                others_of(said.sources),
             )
 
     def format_of(self, batch: int) -> int:
@@ -216,7 +222,10 @@ class CheckpointFiles:
         for store in stores:
             files = self._state_files(store.path).get(store.path, ())
             if (needed := whole_of(batch + 1, files, self._ids_of(store, batches))) is None:
-                raise ObjectNotFound(f"{store.path}{batch + 1}", self.url)
+                missing = self._changes_of(store, lacking(batch + 1, files, self._ids_of(store, batches)) - 1)
+                if files and all(each.is_whole for each in files):
+                    missing = f"{missing.rpartition('.')[0]}.zip"
+                raise ObjectNotFound(missing, self.url)
             # Also where nothing is needed, Spark looks for the folder.
             (folder / store.path).mkdir(parents=True, exist_ok=True)
             self._copy_all([each.key for each in needed], folder)
@@ -340,6 +349,7 @@ def _copy(store: Readable, folder: Path, key: str) -> int:
             shutil.copyfile(source, part)
         except FileNotFoundError:
             raise ObjectNotFound(key, store.url) from None
+        check_sum(part, source, key)
     else:
         with part.open("wb") as file:
             while len(piece := store.get_range(key, file.tell(), _PIECE_BYTES)) == _PIECE_BYTES:

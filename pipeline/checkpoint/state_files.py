@@ -51,6 +51,24 @@ def state_file(key: str) -> StateFile | None:
     return name and StateFile(key, int(name["version"]), name["id"] or "", name["kind"] in _WHOLES)
 
 
+def damaged(key: str, why: str) -> Corruption:
+    """The error for a file, with the batch that wrote it."""
+    file = state_file(key)
+    what = ""
+    if file is not None:
+        batch = file.version - 1
+        what = (
+            f": it has the state at the end of batch {batch}"
+            if file.is_whole
+            else f": it has what batch {batch} changed"
+        )
+    return Corruption(
+        f"{key} of the checkpoint is damaged ({why}){what}",
+        object_key=key,
+        hint="restore the file; or let the query run on until it has written a whole state behind it, and try again",
+    )
+
+
 def whole_of(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> Sequence[StateFile] | None:
     """The files that make a version; None where they are not all there.
 
@@ -68,6 +86,16 @@ def whole_of(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -
         needed += here
         version -= 1
     return needed
+
+
+def lacking(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> int:
+    """The version without whose file `whole_of` finds none for this one; 0 where it finds them."""
+    by_version = _by_version(files, ids)
+    while version > 0 and not _decisive(here := by_version.get(version, ())):
+        if all(each.is_whole for each in here):
+            return version
+        version -= 1
+    return 0
 
 
 def whole_versions(files: Iterable[StateFile], ids: Mapping[int, str]) -> frozenset[int]:
@@ -112,4 +140,4 @@ def _said(data: bytes, key: str, read: Callable[[Any], _T]) -> _T:
         with zipfile.ZipFile(io.BytesIO(data)) as packed:
             return read(json.loads(packed.read("metadata").decode().partition("\n")[2]))
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Corruption(f"{key} of the checkpoint is no snapshot of RocksDB's: {error}", object_key=key) from error
+        raise damaged(key, f"no snapshot of RocksDB's: {error}") from error

@@ -402,6 +402,8 @@ class Followed(Struct, frozen=True):
     batches: limits.Own[limits.Count] = 0
     """How many this version brought, up to that: several where all but the last were gone before they were read."""
     checkpoint: limits.Line = ""
+    others: tuple[limits.Line, ...] = ()
+    """Inputs that are no Kafka topic: their offsets count files or seconds, and cannot be read again."""
 
 
 class Manifest(Struct, frozen=True):
