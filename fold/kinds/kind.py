@@ -178,6 +178,10 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         """What of it is stored: without what may change while stored values keep their meaning."""
         return self
 
+    def declaration_over(self, kept: Kind) -> Kind:
+        """The declaration without Spark: where columns are only known with it, those of `kept` stand for them."""
+        return self.declaration
+
     @property
     def stored(self) -> Declaration:
         """The declaration as a manifest keeps it."""

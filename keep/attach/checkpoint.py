@@ -11,6 +11,15 @@ DELETED = "_deleted"
 APPENDED = "_appended"
 """Which rows of `FollowedCheckpoint.changes` have of their one value, a list, the elements behind those of before."""
 
+EXISTS, DUE_AT = "has_state", "due_at"
+"""Of a function's state with a timeout, the last two columns: whether the key has a state, and when it times out."""
+
+
+def times_out(values: pa.Schema) -> bool:
+    """Whether the columns of a function's state end with a timeout."""
+    names = values.names[-2:]
+    return len(names) == 2 and names[0].startswith(EXISTS) and names[1].startswith(DUE_AT)
+
 
 class ReadableTable(Protocol):
     """One table of the state that a query keeps."""

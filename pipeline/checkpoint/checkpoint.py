@@ -1,13 +1,14 @@
 """A Spark query's checkpoint, as it is now: its tables of state, the whole state of a batch, and what one changed."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -15,20 +16,22 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from ...errors import NotFound, ObjectNotFound, Refused
 from ...keep.attach.checkpoint import DELETED, ReadableBatch, ReadableTable
+from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.versions.column_types import in_backticks
 from ...whole_file import temporary_folder
 from .changelogs import Changelog, codec_of, delimiter_of, is_plain, joined, records_in
 from .files import CheckpointFiles
 from .places import own_place, place
 from .state_files import StoreFolder
-from .tables import StateTable, state_table
+from .tables import StateTable, has, rebuilt, state_table
 from .unsafe_rows import UnknownLayout
 from .written import changed, is_list, is_read_here
 
-_STEP, _ORDER = "_step", "_order"
+_STEP = "_step"
 _AT_A_TIME_BYTES = 32 << 20
 """So many bytes of change files are read by one job of Spark's, unless one batch has more."""
 _FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
@@ -224,16 +227,12 @@ class Checkpoint:
             *table.columns(),
             (F.col("change_type") == "delete").alias(DELETED),
             F.floor((F.col("batch_id") - after - 1) / at_once).cast("int").alias(_STEP),
-            F.monotonically_increasing_id().alias(_ORDER),
         )
         with self._by_spark(table, last):
             found = feed.toArrow()
-        # A key lies in one partition, whose changes come in the order in which they were made.
-        newest = found.group_by([_STEP, *table.key.names]).aggregate([(_ORDER, "max")])[f"{_ORDER}_max"]
-        kept = found.filter(pc.is_in(found[_ORDER], newest))
         schema = _with_deleted(table)
         for step in range(-(-(last - after) // at_once)):
-            yield kept.filter(pc.field(_STEP) == step).select(schema.names).cast(schema)
+            yield _newest(found.filter(pc.field(_STEP) == step).select(schema.names).cast(schema), table.key.names)
 
     def _difference(self, table: StateTable, after: int, batch: int, spool: Path) -> pa.Table:
         """What differs between the whole states at the ends of two batches.
@@ -242,9 +241,9 @@ class Checkpoint:
         """
         before, now = (self._spooled(table, each, spool) for each in (after, batch))
         old, new = (self._spark.read.parquet(str(each)).alias(name) for name, each in (("old", before), ("new", now)))
-        changed = new.join(old, _same(table.schema), "left_anti").withColumn(DELETED, F.lit(False))
+        changed = new.join(old, _same(table.schema.names, new.schema), "left_anti").withColumn(DELETED, F.lit(False))
         gone = (
-            old.join(new, _same(table.key), "left_anti")
+            old.join(new, _same(table.key.names, new.schema), "left_anti")
             .select(*map(in_backticks, table.key.names))
             .withColumn(DELETED, F.lit(True))
         )
@@ -321,11 +320,25 @@ def _with_deleted(table: StateTable) -> pa.Schema:
     return pa.schema([*table.schema, pa.field(DELETED, pa.bool_())])
 
 
-def _same(columns: pa.Schema) -> Column:
+def _newest(rows: pa.Table, key: list[str]) -> pa.Table:
+    """The last row of each key, which lies in one partition: there changes come in the order of their making."""
+    keys = normalise_keys(rows.select(key), key)
+    order, repeats = sort_keys(hash_keys(keys, key), keys)
+    return rows.take(order[~np.append(repeats[1:], False)[: len(order)]])
+
+
+def _same(columns: Iterable[str], types: StructType) -> Column:
     """Whether rows of `old` and `new` are the same in these columns. Spark compares no maps, but their entries."""
 
-    def of(side: str, column: pa.Field) -> Column:
-        found = F.col(f"{side}.{in_backticks(column.name)}")
-        return F.map_entries(found) if pa.types.is_map(column.type) else found
+    def of(side: str, name: str) -> Column:
+        column, kind = F.col(f"{side}.{in_backticks(name)}"), types[name].dataType
+        return rebuilt(column, kind, _entries) if has(kind, MapType) else column
 
     return reduce(Column.__and__, (of("old", each).eqNullSafe(of("new", each)) for each in columns), F.lit(True))
+
+
+def _entries(column: Column, kind: DataType) -> Column | None:
+    if isinstance(kind, MapType):
+        entry = StructType([StructField("key", kind.keyType), StructField("value", kind.valueType)])
+        return rebuilt(F.map_entries(column), ArrayType(entry), _entries)
+    return None if has(kind, MapType) else column
