@@ -263,6 +263,10 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         """
         return f"it holds {self.waiting}" if self.waiting else ""
 
+    def made_of(self, _column: str) -> tuple[str, ...]:
+        """The columns of rows whose values a column of the table has, where these have other names."""
+        return ()
+
     def is_neutral(self, _name: str, _default: object) -> bool:
         """Whether a column that began with this default is as if it had begun with nothing; where `past` is `parts`."""
         return False

@@ -60,7 +60,7 @@ NO_KEY = "row"
 
 
 @dataclass(frozen=True, slots=True)
-class StateColumn:
+class ReaderColumn:
     """One column of a table, within a column of Spark's reader."""
 
     name: str
@@ -97,7 +97,7 @@ class StateTable:
     has_feed: bool
     key: pa.Schema
     values: pa.Schema
-    parts: tuple[StateColumn, ...] = field(repr=False)
+    parts: tuple[ReaderColumn, ...] = field(repr=False)
     spark_types: dict[str, DataType] = field(repr=False)
     """Of the columns that Spark's reader gives."""
 
@@ -128,12 +128,12 @@ def state_table(name: str, operator: Operator, kept: Kept, schema: StructType) -
         grouping = getattr(types["key"], "fields", ())
         kind = "total" if not grouping else "window" if any(_is_window(each.dataType) for each in grouping) else kind
 
-    def parts(columns: Iterable[str]) -> Iterator[StateColumn]:
+    def parts(columns: Iterable[str]) -> Iterator[ReaderColumn]:
         for column in columns:
             if column in types:
                 yield from _columns(types[column], column, kind, name or kind)
 
-    key = [*parts(_KEYS)] or [StateColumn(NO_KEY, "", (), pa.int64(), ())]
+    key = [*parts(_KEYS)] or [ReaderColumn(NO_KEY, "", (), pa.int64(), ())]
     keys = {each.name for each in key}
     # A session's value has its key once more.
     values = [each for each in parts(_VALUES) if kind != "session" or each.name not in keys]
@@ -160,7 +160,7 @@ def _is_window(kind: DataType) -> bool:
     return isinstance(kind, StructType) and [(each.name, each.dataType) for each in kind.fields] == _WINDOW
 
 
-def _columns(of: DataType, column: str, kind: str, table: str) -> Iterator[StateColumn]:
+def _columns(of: DataType, column: str, kind: str, table: str) -> Iterator[ReaderColumn]:
     """The columns of one of Spark's reader, of an operator of a kind: the fields of a struct."""
     if not isinstance(of, StructType):
         yield from _column(of, (column,), (), kind, table)
@@ -172,20 +172,20 @@ def _columns(of: DataType, column: str, kind: str, table: str) -> Iterator[State
             for inner, one in enumerate(each.dataType.fields):
                 yield from _column(one.dataType, (*path, one.name), (0, inner), kind, table)
             if kind != "transform" and len(of.fields) > 1:
-                yield StateColumn(EXISTS, column, (0,), pa.bool_(), path, exists=True)
+                yield ReaderColumn(EXISTS, column, (0,), pa.bool_(), path, exists=True)
         else:
             yield from _column(each.dataType, path, (number,), kind, table)
 
 
 def _column(
     of: DataType, path: tuple[str, ...], place: tuple[int, ...], kind: str, table: str
-) -> Iterator[StateColumn]:
+) -> Iterator[ReaderColumn]:
     if isinstance(of, NullType):
         return
     if (time := _TIMES.get((kind, path))) is not None:
-        yield StateColumn(time[0], path[0], place, _INSTANT, path)
+        yield ReaderColumn(time[0], path[0], place, _INSTANT, path)
     else:
-        yield StateColumn(_word(path[-1]), path[0], place, _storable(of, path, table), path)
+        yield ReaderColumn(_word(path[-1]), path[0], place, _storable(of, path, table), path)
 
 
 def _word(name: str) -> str:
@@ -295,7 +295,7 @@ def _numbered(kind: DataType) -> DataType:
             return kind
 
 
-def _select(part: StateColumn, types: Mapping[str, DataType], kind: str) -> Column:
+def _select(part: ReaderColumn, types: Mapping[str, DataType], kind: str) -> Column:
     if not part.path:
         return F.lit(0).cast("long").alias(part.name)
     of = types[part.within]
