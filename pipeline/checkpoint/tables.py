@@ -311,7 +311,7 @@ def _select(part: ReaderColumn, types: Mapping[str, DataType], kind: str) -> Col
     return column.cast(_stored(of)).alias(part.name)
 
 
-def _flat(part: StateColumn, columns: Mapping[str, pa.Array], kind: str) -> pa.Array:
+def _flat(part: ReaderColumn, columns: Mapping[str, pa.Array], kind: str) -> pa.Array:
     """As `_select`."""
     if not part.path:
         return pa.repeat(pa.scalar(0, part.type), len(next(iter(columns.values()))))
