@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from slackwater.keep.attach.steps import KEEPS_UP
 from slackwater.keep.attach.tables import declared
 from slackwater.pipeline.checkpoint.checkpoint import opened
 from slackwater.store.objects.open import open_store
@@ -78,7 +79,7 @@ def test_seven_tables_are_followed_as_fast_as_batches_come(
     record_property("batches", last - first)
     assert largest <= MOST_BEHIND
     brought = [each.attached.batches for each in manifests if each.kind == "batch" and each.attached]
-    assert set(brought[1:]) == {1}, "history has each batch"
+    assert set(brought[1:]) == {1} or largest > KEEPS_UP, "where it keeps up, history has each batch"
     done("attach", str(where), "--app", "seven", "--once")
     head = history.head(store, "seven", "seven")
     assert head is not None
