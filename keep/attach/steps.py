@@ -7,7 +7,7 @@ from ...errors import Refused
 
 MOST_BATCHES = 16
 """Batches whose changes are read at once: what is read first is committed before the rest is gone."""
-KEEPS_UP = 3
+KEEPS_UP = 2
 """Batches that may be waiting while each still becomes a version of its own."""
 
 

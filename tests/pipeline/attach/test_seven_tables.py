@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from slackwater.keep.attach.steps import KEEPS_UP
 from slackwater.keep.attach.tables import declared
 from slackwater.pipeline.checkpoint.checkpoint import opened
 from slackwater.store.objects.open import open_store
@@ -65,17 +67,19 @@ def test_seven_tables_are_followed_as_fast_as_batches_come(
                 return max((each["batch"] for each in _lines(out)), default=-1)
 
             eventually(lambda: newest() - landed() <= 1, "the batches that there are", 240)
-            first = landed()
-            eventually(lambda: newest() >= first + seconds // EVERY_S, "its batches", 2 * seconds)
-            eventually(lambda: landed() >= first + seconds // EVERY_S, "versions of them", 60)
+            first, ends_s = landed(), time.monotonic() + seconds
+            eventually(lambda: newest() > first and time.monotonic() >= ends_s, "its batches", seconds + 60)
+            last = newest()
+            eventually(lambda: landed() >= last, "versions of them", 60)
     store = open_store(str(Path("store").absolute()))
     numbers = history.versions(store, "seven", "seven")
     manifests = [history.read_stored(store, "seven", "seven", number) for number in numbers]
     largest = max(_behind(_lines(out), manifests, first))
     record_property("largest_lag", largest)
+    record_property("batches", last - first)
     assert largest <= MOST_BEHIND
     brought = [each.attached.batches for each in manifests if each.kind == "batch" and each.attached]
-    assert set(brought[1:]) == {1}, "history has each batch"
+    assert set(brought[1:]) == {1} or largest > KEEPS_UP, "where it keeps up, history has each batch"
     done("attach", str(where), "--app", "seven", "--once")
     head = history.head(store, "seven", "seven")
     assert head is not None
