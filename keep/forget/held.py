@@ -136,7 +136,7 @@ class Search:
 
     def check_clear(self) -> None:
         """Raise `Refused` where records are stored of a place of which nobody knows which fields lead to a key."""
-        places = [name for each in self.archives() if each.objects for name in self.fields.topics.get(each.topic, ())]
+        places = [name for each in self.archives() if each.objects for name in self.fields.places_of(each.topic)]
         places += [each.channel for one in self.snapshots() for each in one.channels if each.objects]
         for head in self.member.heads.values():
             if head.attached is None and any(side.ssts for side in head.side_tables.values()):
@@ -154,10 +154,14 @@ class Search:
         for column in self.fields.unclear(place) if left else ():
             found.unproved[f"which field leads to {column}, only the program knows (--field)"] = left
         for why, records in found.unproved.items() if key else ():
-            noted = self.unproved.setdefault(key, {})
-            more = noted[why].records if why in noted else 0
-            noted[why] = Unproved(self.member.app, key, what, place, why, records + more)
+            self.note(key, what, place, why, records)
         return found
+
+    def note(self, key: str, what: str, place: str, why: str, records: int) -> None:
+        """Note records of an object of which nobody can tell."""
+        noted = self.unproved.setdefault(key, {})
+        more = noted[why].records if why in noted else 0
+        noted[why] = Unproved(self.member.app, key, what, place, why, records + more)
 
     def rejected(self, key: str, rows: pa.Table) -> Matches:
         """The rejected records that hold a key, by the fields of the input that each was read from."""
