@@ -8,7 +8,7 @@ _SYNONYMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("ps", "top", "lag", "state"): ("status",),
     ("show", "describe", "desc", "info", "inspect"): ("status", "snapshot show", "query", "dev status"),
     ("tables", "schema", "columns", "select"): ("query",),
-    ("shell", "repl", "console", "psql", "duckdb"): ("sql", "query"),
+    ("sql", "shell", "repl", "console", "psql", "duckdb"): ("query",),
     ("version", "v"): ("--version",),
     ("help", "man", "usage"): ("--help",),
     ("rollback", "undo", "revert", "checkout", "back"): ("rewind",),

@@ -7,7 +7,7 @@ _START = {"dev": "dev", **dict.fromkeys(("run", "init", "attach", "adopt"), "pro
 _LOOK = {
     **dict.fromkeys(("status", "log"), "status"),
     "snapshot": "snapshot",
-    **dict.fromkeys(("query", "sql", "get"), "rows"),
+    **dict.fromkeys(("query", "get"), "rows"),
     **dict.fromkeys(("history", "diff"), "status"),
     "export": "rows",
     **dict.fromkeys(("serve", "mcp"), "serve"),

@@ -317,3 +317,8 @@ def _first_version(
         forgotten=0,
         stopped={},
     )
+
+
+def waits_for_rows(store: ObjectStore, info: AppInfo) -> bool:
+    """Tell an app that `init` began and whose rows were never committed. At most one request."""
+    return bool(info.initialised) and not history.first_version(store, info.name, info.initialised)

@@ -77,16 +77,6 @@ def words(text: str) -> tuple[Word, ...]:
     return tuple(found)
 
 
-def split(text: str) -> tuple[tuple[str, ...], str]:
-    """The statements of a text that end with `;`, without that, and what comes after the last `;`."""
-    statements, start = [], 0
-    for word in words(text):
-        if word.is_sign(";"):
-            statements.append(text[start : word.start].strip())
-            start = word.end
-    return tuple(each for each in statements if words(each)), text[start:]
-
-
 def bare(sql: str) -> str:
     """Return one statement, or a condition, without comments around it and without `;` at its end.
 

@@ -18,7 +18,7 @@ from ... import instants
 from ...errors import NotFound, Refused
 from ...fold.fits import Declared
 from ...fold.topics import are_two
-from ...keep.backfill.fill import swap_in, sweep
+from ...keep.backfill.swap import swap_in, sweep
 from ...keep.backfill.targets import BackfillTarget, Left, backfillable, nothing
 from ...keep.backfill.windows import left_in
 from ...keep.migrate.migrate import Migrated, finish_earlier

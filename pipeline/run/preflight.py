@@ -13,8 +13,7 @@ from ... import instants
 from ...durations import parse_ms
 from ...errors import NotFound, Refused
 from ...fold.kinds.kind import key_of_table
-from ...keep.clone.first_versions import channel_topic
-from ...keep.init.initialise import waits_for_rows
+from ...keep.clone.first_versions import channel_topic, waits_for_rows
 from ...keep.maintain.stages import absent
 from ...keep.migrate.migration import finish_newest
 from ...keep.promote.switch import settled

@@ -272,7 +272,7 @@ class Planter:
         poison = [self.record(f"{key}-x{n}", "five", bad=True) for n in range(self.random.randint(1, 3))]
         if self.random.random() < 0.5:
             where = self.random.choice(
-                ("SELECT * FROM totals_rejected", "SELECT topic, offset FROM totals_rejected", "FROM totals_rejected")
+                ("SELECT * FROM totals_rejected", 'SELECT topic, "offset" FROM totals_rejected', "FROM totals_rejected")
             )
             plant = Plant("rejected", "totals", where, frozenset({"record", "records"}), guilty=poison)
             records = list(poison)

@@ -61,7 +61,6 @@ NO_APP = """
     verify nosuch
     verify nosuch/aircraft N1 --forgotten
     query nosuch
-    sql nosuch
     export nosuch out
     export nosuch/carriers out.csv
     get nosuch/carriers C1

@@ -153,7 +153,6 @@ LOOKS = {
     "snapshot show": ("flights", "good"),
     "verify": ("flights@good", "--deep"),
     "query": ("flights", "FROM carriers"),
-    "sql": ("flights",),
     "get": ("flights/carriers", "C1"),
     "diff": ("flights@good", "flights@good"),
     "history": ("flights/carriers", "C1"),

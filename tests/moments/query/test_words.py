@@ -4,7 +4,7 @@ import duckdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.moments.query.clauses import split, words
+from slackwater.moments.query.clauses import words
 
 PIECES = st.sampled_from(
     [
@@ -23,12 +23,6 @@ def test_names_and_strings_begin_where_duckdb_says(text: str) -> None:
     assert {word.start for word in words(text) if word.kind not in ("sign", "number")} == starts
 
 
-@given(st.lists(TEXTS), TEXTS)
-def test_a_text_is_split_at_each_sign_that_ends_a_statement(statements: list[str], rest: str) -> None:
-    expected = tuple(each.strip() for each in statements if words(each))
-    assert split("".join(f"{each};" for each in statements) + rest) == (expected, rest)
-
-
 @given(st.text(st.sampled_from("at '\"$/*-\n;eE\\x")))
 def test_any_text_has_words_that_follow_each_other_up_to_its_end(text: str) -> None:
     found = words(text)
@@ -42,7 +36,6 @@ def test_any_text_has_words_that_follow_each_other_up_to_its_end(text: str) -> N
 )
 def test_what_is_not_closed_hides_all_that_follows(text: str) -> None:
     assert [word.kind for word in words(f"{text};")] == ["open"]
-    assert split(f"{text};") == ((), f"{text};")
 
 
 def test_names_and_strings_have_their_values_without_quotes() -> None:

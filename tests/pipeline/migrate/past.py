@@ -16,7 +16,8 @@ from slackwater.fold import step as fold_step
 from slackwater.fold.fits import Declared, DeclaredStage, evolve
 from slackwater.fold.kinds.kind import Bound, Kind
 from slackwater.fold.kinds.upsert import Upsert
-from slackwater.keep.backfill.fill import fill_changes, swap_in
+from slackwater.keep.backfill.fill import fill_changes
+from slackwater.keep.backfill.swap import swap_in
 from slackwater.keep.backfill.targets import BackfillTarget, backfillable
 from slackwater.keep.maintain.compact import StageCompactor
 from slackwater.keep.migrate.migration import applied

@@ -14,7 +14,7 @@ from slackwater.fold.fits import Declared, DeclaredStage
 from slackwater.fold.kinds.kind import Kind
 from slackwater.fold.kinds.update import Update
 from slackwater.fold.topics import TopicState
-from slackwater.keep.backfill.fill import is_needed, sweep
+from slackwater.keep.backfill.swap import is_needed, sweep
 from slackwater.keep.backfill.targets import BackfillTarget, Left, backfillable, nothing
 from slackwater.keep.maintain.removal import discard
 from slackwater.keep.verify.verify import verify
