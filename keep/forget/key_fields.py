@@ -89,6 +89,11 @@ class KeyFields:
         return {name: stage for stage, head in self.heads.items() for name in head.outputs}
 
     @cached_property
+    def sinks(self) -> frozenset[str]:
+        """The sinks, as declared."""
+        return frozenset(name for head in self.heads.values() for name in (*head.sinks, *head.silent))
+
+    @cached_property
     def topics(self) -> dict[str, tuple[str, ...]]:
         """Topics as they are called in Kafka, and the places that they are, as declared: users' topics and channels."""
         found: dict[str, dict[str, None]] = {}
@@ -105,8 +110,8 @@ class KeyFields:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """All channels and users' topics, as declared."""
-        return tuple(dict.fromkeys(name for names in self.topics.values() for name in names))
+        """All channels, users' topics and sinks, as declared."""
+        return tuple(dict.fromkeys((*(name for names in self.topics.values() for name in names), *self.sinks)))
 
     def rules(self, place: str) -> tuple[Rule, ...]:
         """The rules for records of a topic or channel as declared; those that are not unclear."""
