@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 
 from ... import instants
@@ -155,17 +156,26 @@ def _matches(search: Search, topic: str, key: str, rows: pa.Table) -> tuple[dict
 
     A message has rows of many keys, and those of others stay: as a whole it holds none.
     """
-    names = search.fields.topics.get(topic, (topic,))
-    rules = search.fields.rules_of_topic(topic)
+    fields, places = search.fields, search.fields.places_of(topic)
+    plain = [rule for place in places if place not in fields.channels for rule in fields.rules(place)]
+    inside = [rule for place in places if place in fields.channels for rule in fields.rules(place)]
     values = rows["value"].to_pylist()
     sent = {place: each for place, value in enumerate(values) if value and (each := message_rows(value)) is not None}
     if sent:
         left = [None if place in sent else value for place, value in enumerate(values)]
         at = rows.schema.get_field_index("value")
         rows = rows.set_column(at, "value", pa.array(left, pa.binary()))
-    of_rows = [*map(_of_row, rules)]
-    found = [search.matches(WHAT, names[0], key, rows, rules)]
-    found += [search.matches(WHAT, names[0], key, each, of_rows) for each in sent.values()]
+    of_rows = [*inside, *map(_of_row, plain)]
+    # What stands in a channel besides messages are marks of our own.
+    records = rows.slice(0, 0) if all(place in fields.channels for place in places) else rows
+    found = [search.matches(WHAT, places[0], key, records, plain)]
+    if not records.num_rows:
+        found[0].mask = np.zeros(rows.num_rows, np.bool_)
+    found += [search.matches(WHAT, places[0], key, each, of_rows) for each in sent.values()]
+    if topic not in fields.topics and not plain and key:
+        search.note(
+            key, WHAT, topic, f"no stage reads the topic any more (--field 'TABLE={topic}:FIELD')", rows.num_rows
+        )
     return sent, found
 
 

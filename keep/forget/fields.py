@@ -117,7 +117,7 @@ def _values(text: str) -> tuple[list[Any], bool]:
     """The values that follow each other in a text, up to the first that is none; and whether there is no such."""
     found, at = list[Any](), 0
     try:
-        while (at := _BLANK.match(text, at).end()) < len(text):  # type: ignore[union-attr]  it matches nothing, too
+        while (blank := _BLANK.match(text, at)) and (at := blank.end()) < len(text):
             value, at = _JSON.raw_decode(text, at)
             found.append(value)
     except (ValueError, RecursionError):

@@ -136,7 +136,7 @@ class Search:
 
     def check_clear(self) -> None:
         """Raise `Refused` where records are stored of a place of which nobody knows which fields lead to a key."""
-        places = [name for each in self.archives() if each.objects for name in self.fields.topics.get(each.topic, ())]
+        places = [name for each in self.archives() if each.objects for name in self.fields.places_of(each.topic)]
         places += [each.channel for one in self.snapshots() for each in one.channels if each.objects]
         for head in self.member.heads.values():
             if head.attached is None and any(side.ssts for side in head.side_tables.values()):
@@ -154,10 +154,14 @@ class Search:
         for column in self.fields.unclear(place) if left else ():
             found.unproved[f"which field leads to {column}, only the program knows (--field)"] = left
         for why, records in found.unproved.items() if key else ():
-            noted = self.unproved.setdefault(key, {})
-            more = noted[why].records if why in noted else 0
-            noted[why] = Unproved(self.member.app, key, what, place, why, records + more)
+            self.note(key, what, place, why, records)
         return found
+
+    def note(self, key: str, what: str, place: str, why: str, records: int) -> None:
+        """Note records of an object of which nobody can tell."""
+        noted = self.unproved.setdefault(key, {})
+        more = noted[why].records if why in noted else 0
+        noted[why] = Unproved(self.member.app, key, what, place, why, records + more)
 
     def rejected(self, key: str, rows: pa.Table) -> Matches:
         """The rejected records that hold a key, by the fields of the input that each was read from."""
@@ -166,24 +170,37 @@ class Search:
         for name in dict.fromkeys(inputs):
             at = np.array([place for place, each in enumerate(inputs) if each == name])
             some = rows.take(pa.array(at))
-            if name in self.fields.channels:
-                sent = [(place, message_rows(value)) for place, value in enumerate(some["value"].to_pylist())]
-                parts = [(place, each) for place, each in sent if each is not None]
-                of = np.repeat([place for place, _ in parts], [each.num_rows for _, each in parts]).astype(np.int64)
-                each_row = (
-                    pa.concat_tables([each for _, each in parts], promote_options="permissive") if parts else None
-                )
-                mine = Matches(np.zeros(len(at), np.bool_))
-                if each_row is not None:
-                    inner = self.matches(_REJECTED, name, key, each_row)
-                    mine.mask[of[inner.mask]], mine.fields = True, inner.fields
-            else:
-                named = {"time": "timestamp"}
-                some = some.rename_columns([named.get(each, each) for each in some.column_names])
-                mine = self.matches(_REJECTED, name, key, some)
+            mine = (
+                self._rejected_rows(name, key, some)
+                if name in self.fields.channels
+                else self._rejected(name, key, some)
+            )
             found.mask[at] = mine.mask
             for text, count in mine.fields.items():
                 found.fields[text] = found.fields.get(text, 0) + count
+        return found
+
+    def _rejected(self, name: str, key: str, rows: pa.Table) -> Matches:
+        """Of a topic's records; those that a sink's topic did not take are known by what is declared alone."""
+        named = {"time": "timestamp"}
+        rows = rows.rename_columns([named.get(each, each) for each in rows.column_names])
+        if key and name in self.fields.sinks and not self.fields.rules(name):
+            why = f"records of a sink (--field 'TABLE={name}:FIELD')"
+            self.note(key, _REJECTED, name, why, rows.num_rows)
+        return self.matches(_REJECTED, name, key, rows)
+
+    def _rejected_rows(self, name: str, key: str, rows: pa.Table) -> Matches:
+        """Of a channel's rows, each of which is a message."""
+        found = Matches(np.zeros(rows.num_rows, np.bool_))
+        for place, value in enumerate(rows["value"].to_pylist()):
+            if (sent := message_rows(value or b"")) is None:
+                if key:
+                    self.note(key, _REJECTED, name, "no message between stages", 1)
+                continue
+            mine = self.matches(_REJECTED, name, key, sent)
+            found.mask[place] = mine.mask.any()
+            for text in mine.fields:
+                found.fields[text] = found.fields.get(text, 0) + 1
         return found
 
     def archives(self) -> Iterator[ArchiveIndex]:

@@ -14,7 +14,7 @@ from functools import cached_property
 from ...errors import Corruption, NotFound, Refused
 from ...store.versions import keys
 from ...store.versions.column_types import FieldSource
-from ...store.versions.manifest import Manifest
+from ...store.versions.manifest import Input, Manifest
 from .fields import Field
 from .matching import FieldComparison, Rule
 from .values import FUNCTIONS
@@ -89,23 +89,29 @@ class KeyFields:
         return {name: stage for stage, head in self.heads.items() for name in head.outputs}
 
     @cached_property
+    def sinks(self) -> frozenset[str]:
+        """The sinks, as declared."""
+        return frozenset(name for head in self.heads.values() for name in (*head.sinks, *head.silent))
+
+    @cached_property
     def topics(self) -> dict[str, tuple[str, ...]]:
-        """Users' topics as they are called in Kafka, by the names as declared; and how messages are decoded."""
+        """Topics as they are called in Kafka, and the places that they are, as declared: users' topics and channels."""
         found: dict[str, dict[str, None]] = {}
         for head in self.heads.values():
-            for name, read in head.inputs.items():
-                if not read.upstream:
-                    found.setdefault(read.topic, {})[name] = None
+            for name, read in _inputs(head).items():
+                found.setdefault(read.topic, {})[name] = None
+            for name, sent in head.outputs.items():
+                found.setdefault(sent.topic, {})[name] = None
         return {topic: tuple(names) for topic, names in found.items()}
+
+    def places_of(self, topic: str) -> tuple[str, ...]:
+        """The places that a topic of Kafka is, as declared; the topic itself where no stage reads it."""
+        return self.topics.get(topic, (topic,))
 
     @property
     def places(self) -> tuple[str, ...]:
-        """All channels and users' topics, as declared."""
-        return (*self.channels, *(name for names in self.topics.values() for name in names))
-
-    def rules_of_topic(self, topic: str) -> tuple[Rule, ...]:
-        """The rules for records of a user's topic, by its name in Kafka."""
-        return tuple(rule for name in self.topics.get(topic, (topic,)) for rule in self.rules(name))
+        """All channels, users' topics and sinks, as declared."""
+        return tuple(dict.fromkeys((*(name for names in self.topics.values() for name in names), *self.sinks)))
 
     def rules(self, place: str) -> tuple[Rule, ...]:
         """The rules for records of a topic or channel as declared; those that are not unclear."""
@@ -186,21 +192,14 @@ class KeyFields:
 
     def _beside(self, channel: str, way: Sequence[_Step]) -> tuple[list[FieldComparison], bool]:
         """The columns of a channel that come of the same fields of topics as a key; and whether any others may."""
-        roots = {(step.place, step.field): step.by for step in way if step.is_topic and step.field}
         writer, found, opaque = self.channels[channel], list[FieldComparison](), False
-        lineage = self.heads[writer].lineage.get(channel)
-        for column, sources in (lineage or {"": None}).items():
+        columns: Mapping[str, Sequence[FieldSource] | None] = self.heads[writer].lineage.get(channel) or {"": None}
+        for column, sources in columns.items():
             for step in self._way(writer, sources):
                 opaque = opaque or (not step.field and step.is_topic)
-                if (of_key := roots.get((step.place, step.field))) is None or not step.field:
-                    continue
-                where, same = Field(column), min(len(of_key), len(step.by))
-                unknown = "" if of_key[:same] == step.by[:same] else step.by[-1]
-                to_key, to_field = of_key[same:], step.by[same:]
-                unknown = unknown or next((each for each in (*to_key, *to_field) if each not in FUNCTIONS), "")
-                if unknown:
-                    to_key = to_field = ()
-                found.append(FieldComparison(where, where.text(of_row=True), "", to_key, to_field, unknown))
+                for root in way if step.field and step.is_topic else ():
+                    if (root.place, root.field) == (step.place, step.field):
+                        found.append(_compared(column, root.by, step.by))
         # A field that leads to the key tells the rows; what the others are made of does not matter then.
         return found, opaque and not found
 
@@ -209,10 +208,10 @@ class KeyFields:
         found: dict[_Step, None] = {}
         waiting: list[tuple[str, Sequence[FieldSource] | None, tuple[str, ...]]] = [(stage, sources, ())]
         for at, own, by in waiting:
-            inputs = self.heads[at].inputs
+            inputs = _inputs(self.heads[at])
             for source in own if own is not None else map(FieldSource, inputs):
                 if (read := inputs.get(source.input)) is None:
-                    continue  # the stage has stopped reading it
+                    continue
                 step = _Step(source.input, source.field, (*source.by, *by), source.format, not read.upstream)
                 if step in found:
                     continue
@@ -236,7 +235,7 @@ class KeyFields:
         """All topics and channels that a stage's rows come through."""
         found, waiting = set[str](), [stage]
         for at in waiting:
-            for name, read in self.heads[at].inputs.items():
+            for name, read in _inputs(self.heads[at]).items():
                 if name not in found and read.upstream in self.heads:
                     waiting.append(read.upstream)
                 found.add(name)
@@ -247,6 +246,22 @@ class KeyFields:
         if channel not in self.channels:
             return set()
         return {name for name in self._upstream(self.channels[channel]) if name not in self.channels}
+
+
+def _inputs(head: Manifest) -> Mapping[str, Input]:
+    """The inputs of a stage, those that it has stopped reading among them."""
+    return {**head.stopped, **head.inputs}
+
+
+def _compared(column: str, to_key: tuple[str, ...], to_column: tuple[str, ...]) -> FieldComparison:
+    """A column of rows that comes of the same field as a key, each by its functions."""
+    where, same = Field(column), min(len(to_key), len(to_column))
+    differ = to_column[-1:] if to_key[:same] != to_column[:same] else ()
+    key, rest = to_key[same:], to_column[same:]
+    unknown = next((each for each in (*differ, *key, *rest) if differ or each not in FUNCTIONS), "")
+    if unknown:
+        key = rest = ()
+    return FieldComparison(where, where.text(of_row=True), "", key, rest, unknown)
 
 
 def _below(source: FieldSource, steps: Sequence[str]) -> FieldSource:

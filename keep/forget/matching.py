@@ -91,15 +91,15 @@ class KeyRows:
         """Each key by the numbers of its values."""
         return frozenset(zip(*(column.of_keys for column in self.columns), strict=True))
 
-    @cached_property
-    def needles(self) -> tuple[bytes, ...] | None:
+    def needles(self, rule: "Rule") -> tuple[bytes, ...] | None:
         """Bytes of which one stands in each record with a key, unless it is escaped; None where nobody can tell."""
-        found = []
-        for column in self.columns:
-            exact = not any(_FRACTION.fullmatch(text) for text in column.texts)
-            if column.kind == "text" and NULL not in column.of_keys and exact:
-                found.append(tuple(text.encode(errors="surrogateescape") for text in column.texts))
-        return found[0] if found and len(found[0]) <= _FEW else None
+        if any(each.by or each.of_key or each.unknown for some in rule.columns for each in some):
+            return None
+        for comparisons, column in zip(rule.columns, self.columns, strict=True):
+            is_text = column.kind == "text" and NULL not in column.of_keys and len(column.texts) <= _FEW
+            if comparisons and is_text and not any(_FRACTION.fullmatch(text) for text in column.texts):
+                return tuple(text.encode(errors="surrogateescape") for text in column.texts)
+        return None
 
 
 @dataclass
@@ -241,6 +241,7 @@ def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, found: Matches
     """Of each column the records with a value of a key, and which."""
     by_field: dict[str, Mask] = {}
     open_ones = list[tuple[int, Mask, str]]()
+    label = ", ".join(" or ".join(each.text for each in some) for some in rule.columns if some)
     for number, (comparisons, wanted) in enumerate(zip(rule.columns, keys.columns, strict=True)):
         some, filled = dict[int, set[int]](), np.zeros(count, np.bool_)
         for each in comparisons:
@@ -250,7 +251,8 @@ def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, found: Matches
                 for row, meant in hits:
                     mine[row] = True
                     some.setdefault(row, set()).update(meant)
-            by_field[each.text] = by_field.get(each.text, np.zeros(count, np.bool_)) | mine
+            text = each.text if len(keys.columns) == 1 else label
+            by_field[text] = by_field.get(text, np.zeros(count, np.bool_)) | mine
             filled |= there
             if (each.unknown or not wanted.kind) and not keys.complete:
                 how = f"through {each.unknown}" if each.unknown else f"as {wanted.values.type}"
@@ -264,9 +266,12 @@ def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, found: Matches
     held = np.zeros(count, np.bool_)
     for row in set.intersection(*map(set, places)) if places else ():
         held[row] = len(places) == 1 or any(key in keys.combined for key in product(*(each[row] for each in places)))
+    left = held & ~found.mask
     for text, mine in by_field.items():
-        if new := int((mine & held & ~found.mask).sum()):
+        # A record counts once.
+        if new := int((mine & left).sum()):
             found.fields[text] = found.fields.get(text, 0) + new
+        left &= ~mine
     found.mask |= held
     for number, there, why in open_ones:
         others = [np.isin(np.arange(count), [*each]) for at, each in enumerate(places) if at != number]
@@ -300,8 +305,7 @@ def _needles(rules: Sequence[Rule], keys: Mapping[str, KeyRows]) -> re.Pattern[b
     """What stands in each value that may hold a key; None for anything."""
     words: list[bytes] = []
     for rule in rules:
-        mine = keys[rule.table].needles
-        if mine is None or any(each.by or each.of_key or each.unknown for some in rule.columns for each in some):
+        if (mine := keys[rule.table].needles(rule)) is None:
             return None
         words += mine
     return re.compile("|".join(["\\\\", *(_as_bytes(word) for word in words)]).encode())

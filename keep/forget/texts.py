@@ -49,8 +49,8 @@ class Texts:
     def masked(self, text: str) -> str:
         """A text without the keys."""
         made = _LITERAL.sub(self._literal, text)
-        for column, numbers in self._numbers.items():
-            made = self._without_numbers(made, column, numbers)
+        for name, numbers in self._numbers.items():
+            made = self._without_numbers(made, name, numbers)
         for word in [*self._in(made)]:
             made = re.sub(rf"(?<![\w@+-]){re.escape(word)}(?![\w@+-]|\.\w)", MASK, made)
         for table, rows in self.keys.items():

@@ -113,7 +113,7 @@ def decode(
             return reasoned(values, bad, reason)
 
     how = described(registry, subject, version, message)
-    decoded.__name__ = f"decode_{xxhash.xxh64_hexdigest(how)}"
+    decoded.__name__ = f"decode_{xxhash.xxh64_hexdigest(how.encode())}"
     _formats[decoded.__name__] = how
     made: Column = F.arrow_udf(decoded, kind)(*parts)
     return made

@@ -123,6 +123,7 @@ class RandomStore:
         send, people = self._stages()
         for topic, of in (("events", self._event), ("transfers", self._transfer)):
             self._archive(topic, [of(rnd.choice(self.people)) for _ in range(rnd.randint(4, 25))])
+        self._archive("channel", [encode(self._rows(rnd.randint(1, 4)).to_batches()[0]) for _ in range(4)])
         self._table(people)
         self.unread = [self._rows(rnd.randint(1, 8))]
         self._send(send)
@@ -312,6 +313,9 @@ def _decoded(made: RandomStore, key: str, rows: pa.Table) -> Found:
     for row in rows.to_pylist():
         if "/input/transfers/" in key:
             found[json.loads(row["value"])["n"]] = frozenset()
+        elif "/input/channel/" in key:
+            with pa.ipc.open_stream(row["value"]) as stream:
+                found |= {each["n"]: frozenset({each["who"]}) for each in stream.read_all().to_pylist()}
         elif "/input/events/" in key:
             try:
                 n, people = _of_event(made, row["value"])

@@ -388,6 +388,57 @@ def test_what_was_read_before_and_is_archived_a_moment_later_is_waited_for(cache
     assert 0 < len(paused) < 100
 
 
+def test_records_between_stages_that_nobody_has_read_are_named_and_bring_the_key_back(cache: SstCache) -> None:
+    app = busy_app()
+    app.send(Flight("N003", "C0", 5), Flight("N001", "C0", 5))
+    app.step("legs")
+    assert [dict(each.fields) for each in make(app, cache, dry_run=True).unread] == [{"tail": 1}]
+    (unread,) = make(app, cache).unread
+    assert (unread.what, unread.table, dict(unread.fields)) == ("records not read yet", "by-aircraft", {"tail": 1})
+    assert held(app) == [f"records not read yet {app.heads['legs'].outputs['by-aircraft'].topic}"]
+    # Without Kafka nobody can tell.
+    asked = KeysAsked.of((KEY,))
+    (unproved,) = look(fresh(app.store), app.name, asked, kafka=None, declared=declared(app)).unproved
+    assert (unproved.records, unproved.why) == (2, "nothing says where Kafka is")
+    app.claim("aircraft")
+    app.step("aircraft")
+    assert len(held(app, deep=False)) > 0
+    make(app, cache)
+    assert held(app) == [f"records not read yet {app.heads['aircraft'].outputs['by-carrier'].topic}"]
+    app.step("carriers")
+    assert held(app) == []
+
+
+def test_archives_of_channels_lose_the_rows_of_the_key(cache: SstCache) -> None:
+    app = busy_app()
+    topic = app.heads["legs"].outputs["by-aircraft"].topic
+    sent = pa.table({"tail": ["N003", "N004"], "carrier": ["N003", "N003"], "delay": [1, 2]})
+    archive = index.empty("flights", topic)
+    rows = records(0, range(2), topic=topic)
+    values = pa.array([encode(sent.to_batches()[0]), b""], pa.binary())
+    one = write(app.store, archive, [rows.set_column(6, "value", values)], (Extent(0, 0, 2),), 1)
+    index.change(app.store, archive, index.appended((one,), (Extent(0, 0, 2),)), by=BY, now_ms=1)
+    assert dict(next(each for each in make(app, cache, dry_run=True).held if each.what == "input archive").fields) == {
+        "tail": 1
+    }
+    make(app, cache)
+    there = index.newest(app.store, "flights", topic)
+    assert there is not None
+    (left,) = objects.ArchivedRecords(app.store, there.objects[0]).all()
+    with pa.ipc.open_stream(left["value"][0].as_py()) as stream:
+        assert stream.read_all() == sent.slice(1)
+
+
+def test_an_archive_that_no_stage_reads_any_more_is_not_proved(cache: SstCache) -> None:
+    app = busy_app()
+    archive_of(app.store, "flights", Extent(0, 0, 4), {2: b"N003"})
+    make(app, cache, declared=DeclaredFields())
+    found = look(fresh(app.store), app.name, KeysAsked.of((KEY,)), kafka=app.kafka)
+    (unproved,) = found.unproved
+    assert (unproved.table, unproved.records) == (TOPIC, 4)
+    assert "no stage reads the topic any more" in unproved.why
+
+
 def test_edits_that_name_it_are_blotted_out_where_they_are_told(cache: SstCache) -> None:
     app = busy_app()
     record(

@@ -216,3 +216,12 @@ def test_a_hundred_thousand_keys_are_looked_for_in_one_pass() -> None:
     """Each by itself over all records would take hours."""
     rows = records(*(b'{"id": %d}' % number for number in range(0, 400_000, 100)))
     assert found([*range(100_000)], rows, "$.id").mask.sum() == 1_000
+
+
+def test_a_record_counts_once_and_a_column_that_is_the_same_everywhere_is_not_looked_for() -> None:
+    rows = records(b'{"id": "ada", "n": 7}', b'{"id": "bob", "n": 7}', key=b"ada")
+    assert found(["ada"], rows, "$.id", "key").fields == {"$.id": 1, "key": 1}
+    keys = pa.table({"side": ["in"], "n": [7]})
+    rule = Rule("people", ((), (FieldComparison(Field.of("$.n"), "$.n"),)))
+    some = match(rows, [rule], {"people": KeyRows(keys)})
+    assert (some.mask.tolist(), some.fields) == ([True, True], {"$.n": 2})
