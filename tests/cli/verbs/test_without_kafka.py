@@ -1,4 +1,4 @@
-"""Clones and imports without Kafka: an app without topics of its own has nothing to ask."""
+"""Clones without Kafka: an app without topics of its own has nothing to ask."""
 
 import pytest
 from msgspec.structs import replace
@@ -52,15 +52,6 @@ def test_a_clone_of_an_app_without_topics_of_its_own_needs_no_kafka() -> None:
     assert slackwater("clone", "refresh", "copy").exit_code == 0
     assert rows_of("copy", "SELECT n FROM stage WHERE k = 'a'") == [{"n": 2}]
     assert done("clone", "rm", "copy")
-
-
-@pytest.mark.usefixtures("shop")
-def test_so_does_an_import() -> None:
-    done("export", "app", "out")
-    result = slackwater("import", "out", "copy")
-    assert result.exit_code == 0, result.output
-    assert result.stderr == NOTE
-    assert rows_of("copy", "FROM stage ORDER BY k") == rows_of("app", "FROM stage ORDER BY k")
 
 
 @pytest.mark.usefixtures("shop")
