@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from numbers import Integral, Real
+from pathlib import Path
 
-from .errors import Usage
+from .errors import NotFound, Usage
 
 
 def installing(extras: str) -> str:
@@ -58,3 +59,23 @@ def finite(what: str, value: object, least: float, most: float | None = None) ->
 
 def _lies(number: float, least: float, most: float | None) -> bool:
     return number >= least and (most is None or number <= most)
+
+
+def program_file(code: str | Path) -> Path:
+    """The file of a program, which `FILE`, or `FILE:FUNCTION`, names, as it was named.
+
+    Raises `NotFound` where there is none, and `Usage` where it is a folder.
+    """
+    file = Path(code)
+    if not file.exists() and (colon := str(code).rpartition(":")[0]):
+        file = Path(colon)
+    if file.is_dir():
+        programs = ", ".join(sorted(each.name for each in file.glob("*.py"))[:8]) or "none"
+        raise Usage(
+            f"{file} is a folder; expected a Python file that declares a slackwater.App",
+            hint=f"name the file; the Python files in it: {programs}",
+        )
+    if not file.is_file():
+        folder = file.absolute().parent
+        raise NotFound("Python file", str(file), [each.name for each in folder.glob("*.py")])
+    return file

@@ -12,6 +12,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from os import PathLike
 from pathlib import Path
 from uuid import uuid4
 
@@ -25,10 +26,22 @@ _FILE = re.compile(
 """Endings of names that are of files: a folder of such a name would not be what was meant."""
 
 
-def check_folder_name(path: Path | str, option: str, hint: str = "") -> None:
-    """Raise `Usage` where a folder that is to be made would be called as a file is; one that is there may be."""
+_ENDING = re.compile(r"\.[a-z]\w*", re.IGNORECASE)
+"""Endings of names that are none of numbers, such as those of versions and days."""
+
+
+def ending_of(path: PathLike[str] | str) -> str:
+    """The ending of a file's name, in small letters; empty of a folder, which has none, or a slash behind its name."""
+    return "" if os.fspath(path).endswith(os.sep) else Path(path).suffix.lower()
+
+
+def check_folder_name(path: Path | str, option: str, hint: str = "", *, any_ending: bool = False) -> None:
+    """Raise `Usage` where a folder that is to be made would be called as a file is; one that is there may be.
+
+    With `any_ending` also where its ending is of no file that is known here: it was to say of which format a file is.
+    """
     path = Path(path)
-    if _FILE.fullmatch(path.suffix) and not path.is_dir():
+    if (_ENDING if any_ending else _FILE).fullmatch(path.suffix) and not path.is_dir():
         raise Usage(
             f"{option} {path} would be a folder, and its name ends as a file's does",
             hint=hint or f"write a name without an ending, such as {path.with_suffix('')}",

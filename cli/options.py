@@ -3,12 +3,14 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 
 from ..errors import Usage
+from ..validation import program_file
 
+A = TypeVar("A")
 Many = list[str] | None
 """The values of an option that may be repeated."""
 
@@ -58,13 +60,22 @@ PY_FILES = option("FILES", "Python files and zips that the program imports, comm
 
 def program(explanation: str, otherwise: str = "") -> Any:
     """The option for a program's file, and what else there is by default than that of the settings."""
-    return option("FILE", f"{explanation} Default: [programs] of slackwater.toml{otherwise}.")
+    text = f"{explanation} Default: [programs] of slackwater.toml{otherwise}."
+    return option("FILE", text, callback=_that_are_there)
 
 
 def programs(explanation: str) -> Any:
     """The option for the files of several programs."""
     text = f"{explanation} May be repeated. Default: [programs] of slackwater.toml."
-    return option("FILE", text, name="--code")
+    return option("FILE", text, name="--code", callback=_that_are_there)
+
+
+def _that_are_there(value: A) -> A:
+    """Return the option's value once its files are there. Raises as `program_file`."""
+    files: list[Any] = value if isinstance(value, list) else [value] if value is not None else []
+    for file in files:
+        program_file(file)
+    return value
 
 
 def span(

@@ -29,7 +29,7 @@ from ..moments.status.archives import archives_of
 from ..pipeline.kafka.channels import group_of
 from ..results import maintenance, rows
 from ..results.shown import Result
-from ..search.session import BEGINNING
+from ..search.endpoints import BEGINNING
 from ..store.versions.apps import read_app
 from .failover import AppFailover
 from .when import When, in_words
@@ -218,7 +218,7 @@ class StoredApp(AppFailover):
             table,
             sql.strip() or f"rows of {rows}",
             sql=sql,
-            source=RowSource(file=str(rows)) if rows else None,
+            source=RowSource(file=str(rows), only_files=True) if rows else None,
             by=client.by,
             patience_s=timeout_s,
             again=again,

@@ -82,16 +82,19 @@ class Backends:
         return other
 
     def channels_of(self, app: str) -> "KafkaChannels | None":
-        """The topics that an app reads, as far back as Kafka or its input archive has them; None as `channels`."""
+        """The topics that an app reads, as far back as Kafka or its input archive has them; None as `channels`.
+
+        Without an app, empty, as far back as Kafka has them.
+        """
         channels = self.channels()
-        return channels.with_archives(self.store, app) if channels is not None else None
+        return channels.with_archives(self.store, app) if channels is not None and app else channels
 
     def known_channels(self, what_for: str, app: str = "") -> "KafkaChannels":
         """The topics between stages; raises `Usage` when nothing says where Kafka is, and what it is needed for.
 
         With an app, as `channels_of`.
         """
-        channels = self.channels_of(app) if app else self.channels()
+        channels = self.channels_of(app)
         if channels is None:
             raise _no_kafka(what_for)
         return channels
@@ -108,7 +111,7 @@ class Backends:
         the end; `asks` says that they must be. Raises `Usage` once something else is asked.
         """
         what_for = "in which the app has topics of its own, or reads or writes others"
-        known = self.channels_of(app) if app else self.channels()
+        known = self.channels_of(app)
         if known is not None or asks:
             yield known or cast("KafkaChannels", _UnknownChannels(what_for))
             return

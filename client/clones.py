@@ -12,7 +12,7 @@ from ..keep.clone.first_versions import has_run
 from ..keep.clone.listing import KnownClone, clones
 from ..keep.clone.plan import Terms
 from ..keep.maintain import protection
-from ..keep.maintain.refresh import refresh
+from ..keep.maintain.refresh import origin_of, refresh
 from ..keep.maintain.removal import Removal, Removed, remove_app
 from ..moments.take.waiting import asks_nobody
 from ..pipeline.kafka.channels import group_of
@@ -133,8 +133,11 @@ class AppClones(AppHistory):
         """
         client = self._client
         self._check_allowed("to make it anew", yes_really, dry_run=dry_run, here="making it anew")
-        is_copy = asks_nobody(client.store, self.name) or client.channels() is None
-        with client.channels_of_clone("", asks=False) as channels:
+        # Of the clone itself, half may be gone: the source says what it is, and has the archive.
+        made_from = origin_of(client.store, self.name)
+        source = client.beside(made_from.root)
+        is_copy = source.channels() is None or asks_nobody(source.store, made_from.app)
+        with source.channels_of_clone(made_from.app, asks=False) as channels:
             done = refresh(
                 client.store,
                 self.name,

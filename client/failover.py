@@ -34,12 +34,11 @@ class AppFailover(AppReleases):
         self,
         to: str,
         *,
-        snapshots: bool = False,
         workers: int = WORKERS,
         dry_run: bool = False,
         on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None,
     ) -> Result:
-        """Copy to another store root what its replica there lacks: every version, or with `snapshots` those alone.
+        """Copy to another store root what its replica there lacks.
 
         The replica can be read as the app can, by whoever opens that root. What was on the way between stages is kept
         with it, where something says where Kafka is. Called again, it copies what is new; `replicator` goes on by
@@ -52,7 +51,7 @@ class AppFailover(AppReleases):
             Forbidden: this user may not write there.
         """
         read_app(self._client.store, self.name)
-        copies = self.replicator(to, snapshots=snapshots, workers=workers, on_progress=on_progress)
+        copies = self.replicator(to, workers=workers, on_progress=on_progress)
         if dry_run:
             return shown.to_copy(self.called, copies.target.url, copies.plan())
         if copies.reader is None:
@@ -63,7 +62,6 @@ class AppFailover(AppReleases):
         self,
         to: str,
         *,
-        snapshots: bool = False,
         workers: int = WORKERS,
         on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None,
     ) -> Replicator:
@@ -71,7 +69,7 @@ class AppFailover(AppReleases):
         client = self._client
         kafka = failover_kafka(client) if client.settings.brokers else None
         at = client.store.at(to)
-        return Replicator(client.store, at, self.name, client.by, kafka, snapshots, workers, on_progress)
+        return Replicator(client.store, at, self.name, client.by, kafka, workers, on_progress)
 
     def end_replica(self, to: str) -> Result:
         """Count a replica no more, as it is not kept up to date; what was copied stays. One request."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import instants
 from ..argument_types import checked_methods
+from ..durations import format_ms
 from ..errors import NotFound, Refused, Unavailable, Usage
 from ..keep.maintain.removal import removal_of
 from ..keep.rejected.listing import RejectedRecords, rejected
@@ -31,6 +32,7 @@ from ..moments.take.waiting import SnapshotProgress, ask, asks_nobody, take
 from ..results import history, snapshots
 from ..results.document import Block, Title
 from ..results.shown import Result, Shown
+from ..search.endpoints import BEGINNING
 from ..search.flips import scan
 from ..search.predicate import Predicate
 from ..search.search import Edge, bisect
@@ -41,6 +43,7 @@ from ..store.versions import history as history_of
 from ..store.versions.apps import in_folder, read_app
 from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Manifest
+from ..validation import program_file
 from .backends import Backends
 from .moment import Bisection, Moment, Tables
 from .replays import VERSIONS, cause_behind, check
@@ -184,7 +187,11 @@ class AppHistory(Shown):
             asked, already = ask(store, app, name, by=by)
             return snapshots.requested(app, asked, already=already)
         if not instant and not lag.beats(store, app, now_ms) and is_new():
-            client.note(f"nobody runs {app} now: its next runner takes the snapshot; --instant needs none")
+            up_to = format_ms(round(timeout_s * 1_000))
+            client.note(
+                f"nobody runs {app} now: this waits up to {up_to} for a runner to take the snapshot, and withdraws it "
+                "then (--no-wait leaves it to the next runner, --instant needs none)"
+            )
         reader = client.channels_of(self.name)
         taken, already = take(
             store, app, name, by=by, reader=reader, instant=instant, timeout_s=timeout_s, on_look=on_look
@@ -214,7 +221,7 @@ class AppHistory(Shown):
         topics = client.channels_of(self.name) if replayable else None
         if topics is not None:
             try:
-                return Log(entries(client.store, self.name, limit, stage=stage, starts=topics.starts))
+                return Log(entries(client.store, self.name, limit, stage=stage, held_of=topics.held()))
             except (Unavailable, Refused) as error:
                 client.note(f"note: nobody knows what can be replayed: {error.message}")
         return Log(entries(client.store, self.name, limit, stage=stage))
@@ -345,7 +352,7 @@ class AppHistory(Shown):
                 good. It may assert instead, and raise `unittest.SkipTest` where it cannot tell.
             run: a shell command that gets the moment as the DuckDB file `$SLACKWATER_DB`, and its ref as
                 `$SLACKWATER_REF`; it exits with 0 for good, 125 to skip, any other below 128 for bad.
-            good: a moment at which nothing is wrong, as `at` takes it; default the beginning of the history.
+            good: a moment at which nothing is wrong, as `at` takes it; default `"beginning"`, before the first commit.
             bad: a moment at which something is; default now.
             edge: `first` or `last`: which change is meant, should the search meet several.
             code: the file of the program that ran: with it the commit is replayed, on a Spark of this machine, until
@@ -363,6 +370,8 @@ class AppHistory(Shown):
         client, predicate = self._client, self._predicate(where, check, table, python, run)
         codes = [code] if isinstance(code, str | Path) else code
         if codes:
+            for each in codes:
+                program_file(each)
             _ = client.known_channels("which have the records to replay")
         verdict = self.search(predicate, good=self.whole_ref(good), bad=self.whole_ref(bad), edge=edge, on_step=on_step)
         good_moment = Moment(client, verdict.good_ref, verdict.good) if verdict.good_ref else None
@@ -442,13 +451,16 @@ class AppHistory(Shown):
         if (topics := client.channels_of(self.name)) is None:
             return
         try:
-            gone = unreplayable(client.store, self.name, topics.starts)
+            gone = unreplayable(client.store, self.name, topics.held())
         except (Unavailable, Refused) as error:
             client.note(f"note: nobody knows what Kafka still holds: {error.message}")
             return
         if gone:
-            versions = ", ".join(f"{stage} up to v{version}" for stage, version in gone.items())
-            client.note(f"note: Kafka does not hold all input any more of {versions}: these can be found, not replayed")
+            versions = ", ".join(f"{stage} up to v{left.version}" for stage, left in gone.items())
+            topics_now = {topic: None for left in gone.values() for topic in left.replaced}
+            why = f" ({', '.join(map(history.anew, topics_now))})" if topics_now else ""
+            told = f"Kafka does not hold all input any more of {versions}{why}: these can be found, not replayed"
+            client.note(f"note: {told}")
 
     def _check_runs_here(self, what: str, *, dry_run: bool = False) -> None:
         """Raise `Refused` where the app is a replica, or was left behind: `what` is done where it runs."""
@@ -468,8 +480,11 @@ class AppHistory(Shown):
         raise Usage("say what is wrong by one of where=, check=, python= and run=")
 
     def whole_ref(self, moment: When | None) -> str | None:
-        """A moment, as `at` takes it, as a whole ref, by which a search names its ends. Raises `Usage`."""
-        return None if moment is None else self._ref(moment)
+        """A moment, as `at` takes it, as a whole ref, by which a search names its ends; `beginning` is one, too.
+
+        Raises `Usage`.
+        """
+        return BEGINNING if moment == BEGINNING else None if moment is None else self._ref(moment)
 
     def _ref(self, moment: When, stage: str = "") -> str:
         text = in_words(moment)

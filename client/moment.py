@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -33,7 +34,7 @@ from ..store.sst.sorted_runs import touching
 from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Table
 from ..store.versions.side_tables import owner
-from ..whole_file import check_folder_name
+from ..whole_file import check_folder_name, ending_of
 from .backends import Backends
 
 if TYPE_CHECKING:
@@ -215,14 +216,14 @@ class Moment(Shown):
     def export(self, path: str | PathLike[str], *, table: str = "", force: bool = False) -> Path:
         """Write the moment to a folder, or its tables to a file, whole or not at all; gives its path.
 
-        A folder is plain Parquet, with a document that says what it is: all of the app, offsets and records in flight
-        included. A name that ends in `.duckdb`, `.ddb` or `.db` is a
-        file with all tables, which any DuckDB client opens; the table `_slackwater` in it says which moment it is, and
-        the version of each stage. One that ends in `.csv`, `.parquet` or `.json` is a file of one table: `table`, or
-        the only one. `force` overwrites a file that is there; a folder never is.
+        A folder, whose name has no ending or a slash behind it, is plain Parquet, with a document that says what it is:
+        all of the app, offsets and records in flight included. A name that ends in `.duckdb`, `.ddb` or `.db` is a file
+        with all tables, which any DuckDB client opens; the table `_slackwater` in it says which moment it is, and the
+        version of each stage. One that ends in `.csv`, `.parquet` or `.json` is a file of one table: `table`, or the
+        only one. `force` overwrites a file that is there; a folder never is.
 
         Raises:
-            Usage: the name ends as that of a file of another format; `force` for a folder, or `table` for one; there is
+            Usage: the name has an ending of no format that is written; `force` or `table` for a folder; there is
                 not just one table for such a file; or records are in flight, and nothing says where Kafka is.
             NotFound: there is no such table.
             Refused: there is such a file or folder already, it cannot be written, or records in flight are gone.
@@ -230,16 +231,16 @@ class Moment(Shown):
         from ..moments.query.export import ENDINGS
         from ..results import values
 
-        where = Path(path)
-        if where.suffix.lower() in values.ENDINGS:
+        where, ending = Path(path), ending_of(path)
+        if ending in values.ENDINGS:
             self.write_table(where, table, force=force)
             return where
-        if where.suffix.lower() in ENDINGS:
+        if ending in ENDINGS:
             return self.write(where, [table] if table else None, force=force).path
         if force or table:
             what = "is not overwritten" if force else "has all tables of an app"
             raise Usage(f"a folder {what}", hint="choose another folder, or a file's name")
-        return self.write_folder(where).path
+        return self.write_folder(path).path
 
     def write_table(self, path: Path, table: str = "", *, force: bool = False) -> tuple[str, int]:
         """Write one table to a file, by the ending of its name; gives which, and how many rows it has.
@@ -267,18 +268,23 @@ class Moment(Shown):
         values.write(rows, path)
         return table, rows.num_rows
 
-    def write_folder(self, path: Path, on_progress: OnProgress = lambda _done, _all: None) -> FolderWritten:
+    def write_folder(
+        self, path: str | PathLike[str], on_progress: OnProgress = lambda _done, _all: None
+    ) -> FolderWritten:
         """What `export` does of a folder; gives what was written, and tells how far it is."""
         from ..keep.transfer.export import export_folder
+        from ..moments.query.export import ENDINGS
         from ..results import values
 
-        client = self._client
-        check_folder_name(
-            path,
-            "export to",
-            f"a file is {', '.join(path.stem + each for each in values.ENDINGS)} (one table) or {path.stem}.duckdb; a "
-            f"folder {path.stem}",
-        )
+        client, where = self._client, Path(path)
+        if ending_of(path):
+            check_folder_name(
+                where,
+                "export to",
+                f"a file of one table ends in {', '.join(values.ENDINGS)}, one of all tables in {', '.join(ENDINGS)}; "
+                f"a folder's name has no ending, or a slash behind it: {where}{os.sep}",
+                any_ending=True,
+            )
         if not self._is_whole:
             raise Refused(
                 f"{self.ref} cannot be exported to a folder: stages of it are damaged, and a folder has all of an app",
@@ -289,7 +295,7 @@ class Moment(Shown):
             return client.known_channels("which has the records that are on the way between stages")
 
         who, now_ms = client.by, instants.now_ms()
-        at = client.store, client.cache, self.cut, self.ref, path, reader
+        at = client.store, client.cache, self.cut, self.ref, where, reader
         return export_folder(*at, by=who, now_ms=now_ms, on_progress=on_progress)
 
     def write(self, path: Path, tables: list[str] | None = None, *, force: bool = False) -> Exported:

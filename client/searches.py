@@ -21,10 +21,10 @@ from ..results.report import Case, Mask, document
 from ..results.shown import Result
 from ..search import session as kept
 from ..search.causes import Behind, Cause
-from ..search.endpoints import pinned
+from ..search.endpoints import BEGINNING, pinned
 from ..search.evidence import collect
 from ..search.predicate import Wanted, Where
-from ..search.session import BEGINNING, Asked, KeptSearch, KnownAnswer
+from ..search.session import Asked, KeptSearch, KnownAnswer
 from ..search.verdict import Answer, Evaluation, Verdict
 from ..search.watcher import Findings, Invariant, Watcher, call
 from ..store.versions.apps import folder_of, free_name, in_folder, read_app

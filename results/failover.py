@@ -26,7 +26,7 @@ def to_copy(app: str, root: str, todo: Todo) -> Result:
     words: list[Block] = [Title(f"would copy to {root}, of {app}:")]
     words.append(TableBlock.of(("stage", ">lacks", ">up to"), rows) if rows else "nothing: it has every version")
     data = {"versions": counts, "cut": {stage: head.version for stage, head in todo.cut.items()}, "dry_run": True}
-    return Result(data, *words, notes=_crossing(todo.crossing))
+    return Result(data, *words)
 
 
 def copied(app: str, root: str, done: Round) -> Result:
@@ -35,7 +35,7 @@ def copied(app: str, root: str, done: Round) -> Result:
     if done.cut.lacks:
         words.append(f"it lacks something: {done.cut.lacks}")
     words.append(f"when this store is lost: slackwater recover {app} --from {root}")
-    return Result(round_data(root, done), *words, notes=_crossing(done.crossing))
+    return Result(round_data(root, done), *words)
 
 
 def round_line(app: str, root: str, done: Round) -> str:
@@ -51,14 +51,8 @@ def round_line(app: str, root: str, done: Round) -> str:
 
 def round_data(root: str, done: Round) -> dict[str, object]:
     """The same for machines."""
-    names = ("versions", "objects", "bytes", "removed", "took_ms", "crossing")
+    names = ("versions", "objects", "bytes", "removed", "took_ms")
     return fields(done, *names, root=root, cut=_cut_data(done.cut))
-
-
-def _crossing(names: tuple[str, ...]) -> tuple[str, ...]:
-    if not names:
-        return ()
-    return (f"note: left out, as neither before nor after the newest snapshot: {', '.join(names)}",)
 
 
 def ended(app: str, root: str, *, was_known: bool) -> Result:

@@ -48,7 +48,7 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
                 "-" if is_idle else formats.duration(entry.duration_ms),
                 ", ".join(entry.snapshots),
                 *([watermark] if timed else []),
-                *(["restored, replayed" if entry.replayable else "restored"] if with_replays else []),
+                *([_can_be(entry)] if with_replays else []),
                 _read(entry) or "; ".join(_instead(entry)),
             )
         )
@@ -58,6 +58,18 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
             rows.append(("", entry.stage, versions, "gone", "-", "-", "", *none, "thinned out by gc"))
     more = (*(["watermark"] if timed else []), *(["can be"] if with_replays else []))
     return TableBlock.of(("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", *more, "read"), rows)
+
+
+def _can_be(entry: LogEntry) -> str:
+    """Whether a version can be restored alone, or replayed too."""
+    if entry.replayable:
+        return "restored, replayed"
+    return "; ".join(("restored", *map(anew, entry.replaced)))
+
+
+def anew(topic: str) -> str:
+    """Why what was read of a topic cannot be read again, where another topic has its name."""
+    return f"topic {topic} is another one now"
 
 
 def _read(entry: LogEntry) -> str:

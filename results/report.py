@@ -264,7 +264,7 @@ def _cause(case: Case, mask: Mask) -> Iterator[Block]:
     proved = "proved" if found.proved else "a guess"
     yield (f"{noun_of(found)}, {proved}: ".capitalize(), f"{found.sentence.removeprefix('a guess: ')}.")
     rows: list[tuple[Span, Cell]] = []
-    for heading, value in evidence_of(found.evidence):
+    for heading, value in evidence_of(found):
         if heading == "keys":
             rows += [("key", mask.key(key)) for key in found.evidence["keys"][:_MAX_KEYS]]
         elif heading == "what":

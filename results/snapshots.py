@@ -135,6 +135,7 @@ def _data(plan: ClonePlan, dry_run: bool) -> dict[str, object]:
     source = fields(plan.source, "app", "versions", "time_ms", thinned_out=plan.source.thinned)
     what = {"app": plan.info, "store": plan.target_root, "source": source, "sinks": origin.sinks if origin else {}}
     told = {"bytes_copied": sum(plan.copies.values()), "expires_ms": plan.info.expires_ms or None}
+    told |= fields(plan, "still_shown")
     return (
         what | told | fields(plan, "topics", "copies", "in_flight", "resumed", done_already=plan.done, dry_run=dry_run)
     )
@@ -155,6 +156,7 @@ def _made_of(plan: ClonePlan, flags: str, dry_run: bool) -> Iterator[Block]:
         hidden = [f"{place.removeprefix(f'{table}.')} ({how})" for place, how in masks.items() if _is_of(place, table)]
         what = f"{size(num_bytes)} to write" if dry_run else f"{size(num_bytes)} written"
         yield f"{table} has SSTs of its own: {what}{', without ' + ', '.join(hidden) if hidden else ''}"
+    yield from (f"note: {each}" for each in plan.still_shown)
     if on_the_way := sum(flight.rows for flight in plan.in_flight):
         yield f"{plural(on_the_way, 'row')} on the way between stages {'to copy' if dry_run else 'copied'}"
     publishes = origin.sinks if origin else {}

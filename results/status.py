@@ -44,8 +44,10 @@ def _overview(each: AppOverview) -> Iterator[Block]:
         title.append(f"snapshot asked for: {', '.join(each.requested)}")
     yield "; ".join(title)
     yield from _replica(each)
-    about = ("stage", "runs", ">version", ">epoch", "committed", ">rows read")
-    yield TableBlock.of((*about, ">keys", ">SSTs", ">size", "lag"), map(_stage, each.stages))
+    about = ("stage", "runs", ">version", ">epoch", "committed", ">rows in last batch")
+    waits = any(stage.waits_for for stage in each.stages)
+    headings = (*about, ">keys", ">SSTs", ">size", "lag", *(("waits for",) if waits else ()))
+    yield TableBlock.of(headings, ((*_stage(stage), stage.waits_for)[: len(headings)] for stage in each.stages))
     sinks = [(stage.stage, sink) for stage in each.stages for sink in stage.sinks]
     if sinks:
         yield ""
@@ -55,9 +57,8 @@ def _overview(each: AppOverview) -> Iterator[Block]:
             rows.append((stage, sink.name, "-" if sink.place is None else f"v{sink.place}", lag))
         yield TableBlock.of(("stage", "publishes", ">up to", "lag"), rows)
     for copy in each.replicas:
-        what = "snapshots copied" if copy.snapshots_only else "replica"
         behind = f"{plural(copy.versions, 'version')} to go" if copy.versions else "all there"
-        yield f"{what} in {copy.root}: {behind}, seen {instants.age(copy.seen_ms)}"
+        yield f"replica in {copy.root}: {behind}, seen {instants.age(copy.seen_ms)}"
         if copy.lacks:
             yield f"  it lacks something: {copy.lacks}"
     if each.archives:
@@ -117,10 +118,16 @@ def _stage(stage: StageOverview) -> tuple[Cell, ...]:
         f"v{stage.version}",
         str(stage.epoch),
         instants.age(stage.time_ms),
-        stage.rows if stage.attached is None else formats.at_most(stage.rows),
+        _rows(stage),
         *table,
         "retired" if stage.retired and not stage.called else lag,
     )
+
+
+def _rows(stage: StageOverview) -> Cell:
+    if stage.attached is not None:
+        return formats.at_most(stage.rows)
+    return stage.rows if stage.rows or stage.kind == "batch" else "-"
 
 
 def _lag(source: InputLag) -> str:
@@ -225,6 +232,7 @@ def verified(report: "Report") -> Iterator[Block]:
     yield TableBlock.of(("", ">checked", "", ">differences"), rows)
     yield ""
     yield from report.not_reread
+    yield from (f"not looked at: {each}" for each in report.not_looked_at)
     for one in report.archives:
         yield f"the input archive of {one.topic} has {plural(one.records, 'record')}, {size(one.bytes)}"
         for gap in one.gaps:

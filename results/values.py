@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ENDINGS = (".parquet", ".csv", ".json")
 """What `write` writes."""
+NOT_TEXT = "not valid UTF-8, as hex: "
 _MOST = 4_000
 """Characters of a value that are shown, unless said otherwise."""
 # Sums of integers come as decimals from DuckDB: numbers all the same.
@@ -64,12 +65,11 @@ def key_word(value: object, show: Callable[[object], Cell] = word) -> Cell:
 
 
 def readable(data: bytes, most: int = _MOST, more: str = "") -> str:
-    """Bytes as the text that they are, else hexadecimal, as `shortened`."""
+    """Bytes as the text that they are, else hexadecimal, which it says, as `shortened`."""
     try:
-        text = data.decode()
+        return shortened(data.decode(), most, more)
     except UnicodeDecodeError:
-        text = data.hex()
-    return shortened(text, most, more)
+        return f"{NOT_TEXT}{shortened(data.hex(), most, more)}"
 
 
 def shortened(text: str, most: int = _MOST, more: str = "") -> str:

@@ -1,5 +1,6 @@
 """What bisect found: the commit, its keys, what it read, and the record behind it; and which invariants hold."""
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from ..search.causes import CLASSES, NOTE, Behind, Cause
 from ..search.session import KeptSearch
 from ..search.verdict import MAX_ROWS, Address, Evaluation, Flips, Guilty, Verdict
 from ..search.watcher import Findings, Invariant, State
+from ..store.versions.manifest import Program
 from . import formats
 from .document import Block, Cell, Name, Span, TableBlock, Time, Title
 from .formats import MOST_SHOWN, plural
@@ -258,16 +260,18 @@ def cause_data(cause: Cause) -> dict[str, Any]:
 
 def cause_facts(cause: Cause) -> Iterator[Block]:
     """The evidence of causes that are no record's; nothing of others, whose record is shown."""
-    rows = [(heading, value) for heading, value in evidence_of(cause.evidence) if value]
+    rows = [(heading, value) for heading, value in evidence_of(cause) if value]
     if rows and cause.kind not in ("record", "records", "unknown"):
         yield TableBlock.of(("", ""), rows)
 
 
-def evidence_of(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
-    """What shows a cause, with headings; keys as text."""
+def evidence_of(cause: Cause) -> Iterator[tuple[str, Cell]]:
+    """What shows a cause, with headings, as far as its sentence does not say it; keys as text."""
+    evidence = cause.evidence
     for name, value in evidence.items():
         heading = name.replace("_", " ")
-        if name in (NOTE, "reason", "num_keys") or value is None:
+        # How a deploy was shown, and which file to add, the sentence has in words.
+        if name in (NOTE, "reason", "num_keys", "how", "add") or value is None or _is_said(cause, name, value):
             continue
         if name == "keys":
             yield ("keys", some_keys(value, int(evidence.get("num_keys", len(value)))))
@@ -276,9 +280,18 @@ def evidence_of(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
         elif name == "read_to":
             yield ("read up to", formats.windows(f"{place} ..{end}" for place, end in value.items()))
         elif isinstance(value, Mapping):
-            yield (heading, f"{value['path']} (xxh3_128 {value['checksum']})")
+            yield (heading, str(Program(value["path"], value["checksum"])))
         else:
             yield (heading, str(value))
+
+
+def _is_said(cause: Cause, name: str, value: object) -> bool:
+    """Whether the sentence of a cause has a value of its evidence."""
+    if name in ("stage", "version"):
+        value = f"{cause.evidence.get('stage')}@v{cause.evidence.get('version')}"
+    elif isinstance(value, Mapping) and "checksum" in value:
+        value = str(Program(value["path"], value["checksum"]))
+    return isinstance(value, str) and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", cause.sentence) is not None
 
 
 def some_keys(values: list[dict[str, object]], count: int) -> str:

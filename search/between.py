@@ -22,7 +22,7 @@ from ..store.read.cache import SstCache
 from ..store.sst import ttl
 from ..store.versions.manifest import Manifest
 from ..store.versions.side_tables import owner, side_manifests
-from .predicate import Context, Predicate, Skip, Wanted
+from .predicate import ByHand, Context, Predicate, Skip, Wanted
 from .verdict import Answer, Evaluation
 
 PROBES = 2
@@ -82,12 +82,12 @@ class Between:
         )
 
     def evaluations_left(self) -> int:
-        """How many evaluations a search will take from here, as far as one can tell."""
+        """How many evaluations narrow a search down from here, at most, if each moment can be judged."""
         if not self.is_whole:
             return len(self.whole.left_between(self.low, self.high)).bit_length()
         differing = self.differing()
         longest = max((self.length(stage) for stage in differing), default=1)
-        return ceil(log2(max(longest, 1))) + ceil(log2(max(len(differing), 1))) + PROBES
+        return ceil(log2(max(longest, 1))) + ceil(log2(max(len(differing), 1)))
 
     def content(self, cut: Cut) -> tuple[frozenset[object], ...]:
         """What decides the predicate at a cut: the same content, the same answer."""
@@ -195,7 +195,9 @@ class Evaluator:
         # Where the same columns were enough once, it lacks something else.
         lacks = lacks and columns not in self.able
         took_ms = round((time.perf_counter() - started) * 1000)
-        step = Evaluation(number, number + to_come, self.ref(cut), cut, answer, why=why, took_ms=took_ms, lacks=lacks)
+        # One total for all: what comes less than was to be expected does not make it smaller.
+        total = max(number + to_come, *(step.total for step in self.evaluated.values()), 0)
+        step = Evaluation(number, total, self.ref(cut), cut, answer, why=why, took_ms=took_ms, lacks=lacks)
         self.evaluated[content] = step
         if lacks:
             self.lacking[columns] = why
@@ -204,6 +206,11 @@ class Evaluator:
         if self.on_step is not None:
             self.on_step(step)
         return step
+
+    @property
+    def most_probes(self) -> int:
+        """How many moments are looked at after the search, at most: none by somebody who looks at them by hand."""
+        return 0 if isinstance(self.predicate, ByHand) else 2 * PROBES
 
     def know(self, cut: Cut, answer: Answer) -> None:
         """Take an answer for given. Raises `Refused` when another one was given for the same rows."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..errors import Refused
+from ..errors import Refused, Usage
 from ..moments.cut.graph import Cut
 from ..moments.cut.line import Line
 from ..moments.cut.moments import line_of, with_retired
@@ -14,6 +14,9 @@ from ..store.versions.side_tables import owner
 from .between import Between, Evaluator, length
 from .predicate import Predicate
 from .verdict import Answer, Evaluation
+
+BEGINNING = "beginning"
+"""How the moment before the first commit is called, which no ref names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class Ends:
             Refused: something is wrong at the good end already, or nothing is at the bad one.
         """
         low, high, begin = self.between.low, self.between.high, self.begin
-        to_come = replace(self.between, low=begin).evaluations_left()
+        to_come = replace(self.between, low=begin).evaluations_left() + evaluator.most_probes
         if not (at_high := evaluator.at(high, 1 + to_come)).bad:
             raise self._not_bad(evaluator, at_high)
         if self.good and evaluator.at(low, to_come).bad:
@@ -120,12 +123,20 @@ def find_ends(
 ) -> Ends:
     """What lies on the app's line between two refs. An end that is no moment of it is moved to the next one that is.
 
+    The good one may be `beginning`, which is what None means.
+
     Raises:
-        Usage: a ref is malformed.
+        Usage: a ref is malformed, or the bad end is the beginning.
         NotFound: there is no such app or moment.
         Refused: an end is another app's; or `good` is not before `bad`; or the predicate names a table that is retired
             at `bad`.
     """
+    if bad == BEGINNING:
+        raise Usage(
+            "the bad end is the beginning, before the first commit, where no table has a row",
+            hint="give the moment at which something is wrong, or none for now",
+        )
+    good = None if good == BEGINNING else good
     refs = tuple(filter(None, (good, bad)))
     for ref in refs:
         _check_app(app, ref, now_ms)

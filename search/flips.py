@@ -74,7 +74,7 @@ def scan(
     """
     now_ms = instants.now_ms() if now_ms is None else now_ms
     ends = find_ends(store, app, predicate, good, bad, now_ms)
-    if not ends.between.is_whole and (good or not ends.begins):
+    if not ends.between.is_whole and (ends.good or not ends.begins):
         raise Refused(
             "--scan looks at every version, and some between these ends were thinned out",
             hint=f"choose ends from {ends.between.whole.ref(ends.between.whole.beginning())} on",

@@ -160,7 +160,7 @@ def _narrow(evaluator: Evaluator, between: Between) -> _Narrowed:
         for stage in between.watched:
             _skip(skips[stage], lacking[stage], between.lowest(stage), lacks=low.lacks)
     while (cut := _next(evaluator, between, skips)) is not None:
-        step = evaluator.at(cut, between.evaluations_left() - 1)
+        step = evaluator.at(cut, between.evaluations_left() - 1 + evaluator.most_probes)
         if step.answer == "bad":
             between = replace(between, high=cut)
             bad.append(cut)

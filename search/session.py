@@ -31,6 +31,7 @@ from ..moments.query.export import new_file, write_empty, write_table
 from ..moments.query.sql import connect
 from ..store.objects.protocol import ObjectStore
 from ..store.versions.side_tables import columns_of
+from .endpoints import BEGINNING
 from .predicate import ByHand, Context, OfAllTables, Predicate, Skip, check, where
 from .search import Edge
 from .verdict import Answer, Evaluation
@@ -146,9 +147,6 @@ def _raised(what: str, error: Exception) -> SlackwaterError:
 
 
 FORMAT: Literal[1] = 1
-BEGINNING = "beginning"
-"""How the moment before the first commit is called, which no ref names."""
-
 _WAYS = ("where", "check", "python", "run")
 _OPTIONS = ("where", "check", "table", "python", "run", "good", "bad")
 

@@ -26,7 +26,7 @@ class Evaluation:
     number: int
     """From 1; 0 for one that needed none."""
     total: int
-    """How many there will be, as far as one can tell."""
+    """How many there will be at most; more only where moments cannot be judged."""
     ref: str
     """A ref to the moment, empty for the one before the app's first commit."""
     cut: Cut

@@ -37,8 +37,10 @@ def write_to(file: Path | None) -> Iterator[None]:
         handler.close()
 
 
-def write(what: str, host: str, who: str, found: Mapping[str, object], status: int, rows: int, took_s: float) -> None:
-    """Write the line of a request, if somebody wants it."""
+def write(
+    what: str, host: str, who: str, found: Mapping[str, object], status: int, rows: int | None, took_s: float
+) -> None:
+    """Write the line of a request, if somebody wants it; `rows` is None where more may come."""
     if not AUDIT.isEnabledFor(logging.INFO):
         return
     asked = {name: _shown(name, value) for name, value in found.items() if value not in ("", [])}

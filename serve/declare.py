@@ -66,7 +66,7 @@ Condition = Annotated[
     Meta(max_length=100_000, description="Instead, a condition that must hold: over a table's columns, or a SELECT."),
 ]
 OfTable = _text(rf"^({keys.NAME})?$", "Which table a condition is over, where its columns do not say.", "carriers")
-Good = _text(r"^[^\x00-\x1f]*$", "A moment at which nothing is wrong; without it, the beginning.", "before-deploy")
+Good = _text(r"^[^\x00-\x1f]*$", "A moment at which nothing is wrong; without it, `beginning`.", "before-deploy")
 Bad = _text(r"^[^\x00-\x1f]*$", "A moment at which something is; without it, now.", "now")
 Edge = Annotated[
     Literal["", "first", "last"], Meta(description="Which change is meant, should the search meet several.")

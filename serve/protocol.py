@@ -1,5 +1,6 @@
 """What uvicorn's HTTP/1.1 lacks here: bounds of what comes before a request is whole, and who a certificate names."""
 
+from collections import Counter
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -8,23 +9,49 @@ _MOST_HEAD_BYTES = 64 << 10
 """Of a request's first line and headers, where they come in several parts; one part has a few times as much at most."""
 _PATIENCE_S = 10.0
 """In which a request must be whole that has begun to come."""
+PROBES = ("/healthz", "/livez", "/readyz", "/metrics")
+"""What is answered however many requests are under way."""
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection. Where there are too many, another that waits for a request is closed for it."""
 
+    most = 2_000
+    """Connections. They are more than requests may be under way, so there is always one to close."""
+    idle_since_s = 0.0
     _head_bytes = _part_bytes = 0
     _timer: Any = None
     _name = ""
     _is_in_head = True
 
     def connection_made(self, transport: Any) -> None:  # noqa: D102
+        if len(self.connections) >= self.most:
+            self._make_room()
         super().connection_made(transport)
         ssl = transport.get_extra_info("ssl_object")
         certificate = (ssl.getpeercert() or {}) if ssl is not None else {}
         names = dict(pair for parts in certificate.get("subject", ()) for pair in parts)
         self._name = names.get("commonName", "")
+        self.idle_since_s = self.loop.time()
         self._wait()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being answered here."""
+        return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
+
+    def _make_room(self) -> None:
+        """Close what has waited longest, of the address that has most: so one that opens many closes its own."""
+        idle = [each for each in self.connections if isinstance(each, Protocol) and each.is_idle]
+        of = Counter(each.peer for each in idle)
+        for most, _ in of.most_common(1):
+            there = (each for each in idle if each.peer == most)
+            min(there, key=lambda each: each.idle_since_s).transport.abort()
+
+    @property
+    def peer(self) -> str:
+        """The address at the other end."""
+        return self.client[0] if self.client else ""
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         self._wait(begins=False)
@@ -53,6 +80,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:  # noqa: D102
         self._wait(begins=False)
+        self.idle_since_s = self.loop.time()
         self._is_in_head, self._head_bytes = True, -self._part_bytes  # of what came, nothing counts for the next
         super().on_message_complete()
 

@@ -6,7 +6,7 @@ from ..errors import Usage
 from ..moments.query.key_text import key_of
 from ..results import history as shown
 from ..results import rows, values
-from ..results.shown import Result, encoded, fields
+from ..results.shown import Result, fields
 from . import passing
 from .declare import (
     AppName,
@@ -26,7 +26,7 @@ from .declare import (
     WaitMs,
     endpoint,
 )
-from .service import ARROW, Answer, Call, arrow_bytes
+from .service import ARROW, Answer, Call, arrow_bytes, event
 
 
 @endpoint("/apps/{app}/at/{ref}/tables/{table}")
@@ -92,7 +92,7 @@ async def moment(
         tables = [each for each in rows.tables_data(cut) if asked.grant.may_read(each["table"])]
         read = {name: reading.offsets(name) for name in cut.tables if asked.grant.may_read(name)}
         about = {"ref": reading.moment.ref, "snapshot": cut.snapshot, "tables": tables, "read_up_to": read}
-        return asked.document(reading.freshness() | about, headers={"etag": etag})
+        return asked.document(reading.freshness() | about, headers={"etag": etag}, rows=len(tables))
 
     return await asked.service.in_thread(document)
 
@@ -112,12 +112,13 @@ async def query(
     """What a query over the tables of a moment returns: at most `limit` rows; `cut_off` says whether there are more."""
     reading = await asked.moment(app, ref, stage, min_offsets=min_offsets, wait_ms=wait_ms)
     service = asked.service
-    found = await service.statements.answer(asked.question(reading, ref, stage, sql, limit))
+    found = await service.statements.answer(asked.question(reading, ref, stage, sql, limit), asked.grant.name)
     fresh = await service.in_thread(reading.freshness)
     about = fresh | {"moments": found.others, "cut_off": found.is_cut_off, "notes": found.notes}
+    table = found.table()
     if asked.wants_arrow:
-        return Answer(arrow_bytes(found.table(), about), ARROW)
-    return await service.in_thread(lambda: asked.document(about | values.for_json(found.table())))
+        return Answer(arrow_bytes(table, about), ARROW, rows=table.num_rows)
+    return await service.in_thread(lambda: asked.document(about | values.for_json(table), rows=table.num_rows))
 
 
 @endpoint("/apps/{app}/log")
@@ -143,12 +144,14 @@ def diff(
     before_stage: Stage = "",
     after_stage: Stage = "",
     limit: RowsOrAll = 0,
-) -> Result:
+) -> Answer:
     """The rows that differ between two moments, of one table or of all; of each at most `limit`."""
     asked.grant.check_table(table or "*")
     of = asked.app(app)
     found = of.at(before, stage=before_stage).diff(of.at(after, stage=after_stage), table=table)
-    return shown.diff(found.refs, found.cuts, found.found, most=limit)
+    lengths = [len(each.changes) for each in found.found]
+    shown_rows = sum(min(length, limit) if limit else length for length in lengths)
+    return asked.document(shown.diff(found.refs, found.cuts, found.found, most=limit).data, rows=shown_rows)
 
 
 @endpoint("/apps/{app}/tables/{table}/history")
@@ -179,7 +182,6 @@ async def commits(asked: Call, app: AppName) -> AsyncIterator[bytes]:
 
     async def events() -> AsyncIterator[bytes]:
         async for reading in newest.changes():
-            data = encoded(await asked.service.in_thread(reading.freshness))
-            yield b"event: commit\nid: %d\ndata: %s\n\n" % (reading.moment.cut.time_ms, data)
+            yield event("commit", await asked.service.in_thread(reading.freshness), reading.moment.cut.time_ms)
 
     return events()

@@ -2,6 +2,7 @@
 
 import gc
 import ipaddress
+import resource
 import ssl
 import sys
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from .service import ServeOptions, Service
 from .tokens import Doorkeeper, Grant
 from .web import application
 
-_MOST_AT_ONCE = 2_000
-"""Connections, and requests under way: whoever comes then gets 503. Bounds memory."""
+_OTHER_FILES = 256
+"""Files that are open besides connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class ServeInstance:
         self._is_open = listening.is_local and not listening.needs_tokens
         service = Service(client, options, listening.advertise)
         anybody = Grant("").also("values") if shows_values else Grant("")
-        door = Doorkeeper(client, service.in_thread, is_open=self._is_open, anybody=anybody)
+        door = Doorkeeper(client, service.store_watch, is_open=self._is_open, anybody=anybody)
         agents = None
         if with_agents:
             from .agents.server import AgentServer  # its library is another extra
@@ -92,7 +93,6 @@ class ServeInstance:
             ws="none",
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=_MOST_AT_ONCE,
             timeout_graceful_shutdown=5,
             ssl_certfile=listening.certificate,
             ssl_keyfile=listening.key,
@@ -100,6 +100,8 @@ class ServeInstance:
             ssl_cert_reqs=ssl.CERT_NONE if listening.client_ca is None else ssl.CERT_OPTIONAL,
         )
         self._server = uvicorn.Server(config)
+        connections = self._server.server_state.connections
+        service.metrics.gauge("connections", "Connections that are open.", lambda: len(connections))
 
     def run(self) -> None:
         """Serve until SIGINT or SIGTERM, or `stop`."""
@@ -108,6 +110,12 @@ class ServeInstance:
         # What was imported stays: a collection that looks through all of it takes tens of milliseconds.
         gc.collect()
         gc.freeze()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = Protocol.most + _OTHER_FILES
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            Protocol.most = min(Protocol.most, max(64, soft - _OTHER_FILES))
         try:
             self._server.run()
         finally:

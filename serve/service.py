@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from ..moments.query.sql import Bounds
 from ..results.shown import encoded
 from ..store.sst.showable import escaped
 from .errors import NotYet, TooOften
+from .health.metrics import ServeMetrics
+from .health.store_watch import StoreWatch
 from .newest import Newest
 from .peers import HOP, Peers
 from .rows.fresh import FreshMoment
@@ -93,9 +96,20 @@ class Service:
         self._moments: TTLCache[tuple[str, str, str], FreshMoment] = TTLCache(1_024, _REMEMBERED_S)
         self._shared: TTLCache[Hashable, asyncio.Task[Any]] = TTLCache(256, _SHARED_S)
         self.look_ups = SharedLookUps(self.in_thread)
-        self.statements = Statements(client.settings, options.sql_processes, options.sql_memory_mb << 20)
+        self.store_watch = StoreWatch(client.store)
+        self.metrics = ServeMetrics()
+        self.streams = Counter[str]()
+        """That are open, by who asked."""
+        told = self.metrics.replaced
+        self.statements = Statements(client.settings, options.sql_processes, options.sql_memory_mb << 20, told)
         self.replays = Statements(client.settings, 1, 0, stays=False)
+        self.metrics.gauge(
+            "sql_waiting", "Statements that are carried out, or wait.", lambda: self.statements.under_way
+        )
+        self.metrics.gauge("store_answers", "1 while the store answers, else 0.", lambda: not self.store_watch.is_away)
+        self.metrics.gauge("streams", "Streams of events that are open.", self.streams.total)
         self._long = 0
+        self._warming: asyncio.Task[None] | None = None
 
     def in_thread(self, function: Callable[[], T]) -> Coroutine[Any, Any, T]:
         """Call a function where it may wait for the store."""
@@ -162,7 +176,7 @@ class Service:
     async def begin(self) -> None:
         """Have ready what takes long to start."""
         if self.options.sql_is_ready:
-            self.statements.warm()
+            self._warming = asyncio.create_task(self.statements.warm())
         await self.in_thread(_import)
         if self.peers is not None:
             await self.peers.begin()
@@ -175,6 +189,7 @@ class Service:
             await self.peers.end()
         self.statements.close()
         self.replays.close()
+        self.store_watch.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -295,6 +310,13 @@ class Call:
     def etag(self, *parts: object) -> str:
         """What is the same as long as the answer to these parts is."""
         return f'"{".".join(map(str, parts))}{".arrow" if self.wants_arrow else ""}"'
+
+
+def event(name: str, data: object, number: int | None = None) -> bytes:
+    """A server-sent event; `number` is its id."""
+    # Rows are encoded a line each, and a line break would end the data.
+    line = "" if number is None else f"id: {number}\n"
+    return f"event: {name}\n{line}data: ".encode() + encoded(data).replace(b"\n", b"") + b"\n\n"
 
 
 def _min_offset(text: str) -> tuple[str, int, int]:

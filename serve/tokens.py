@@ -1,10 +1,10 @@
 """Who asks: by a bearer token, by a certificate, or somebody on this machine; and how often they may."""
 
+import math
 import re
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from cachetools import LRUCache
 from starlette.types import Scope
@@ -13,9 +13,14 @@ from ..client import Client
 from ..instants import now_ms
 from ..keep.access.tokens import Verb
 from .errors import Denied, NotKnown, TooOften
+from .health.store_watch import StoreWatch, away
 
 _KNOWN_S = 5.0
 """So long after a token was removed it may still be taken."""
+STREAM_KNOWN_S = 1.0
+"""The same for a stream that is open."""
+_KNOWN_WITHOUT_STORE_S = 60.0
+"""And while the store does not answer."""
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 ALL = "*"
@@ -68,37 +73,41 @@ class Grant:
 
 
 class Doorkeeper:
-    """Admits requests.
+    """Knows the tokens of a store. Of one event loop.
 
     Args:
-        client: of the store, which has the tokens.
-        in_thread: where the store is waited for.
-        is_open: whether whoever has no token is admitted: on a machine's own address alone.
-        anybody: what they may.
+        client: reads them.
+        watch: of the store.
+        is_open: whether somebody without a token is admitted.
+        anybody: what that one may do.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        in_thread: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]],
-        *,
-        is_open: bool,
-        anybody: Grant,
-    ) -> None:
-        self._client, self._in_thread, self._is_open, self._anybody = client, in_thread, is_open, anybody
+    def __init__(self, client: Client, watch: StoreWatch, *, is_open: bool, anybody: Grant) -> None:
+        self._client, self._is_open, self._anybody = client, is_open, anybody
         self._by_digest: dict[str, tuple[Grant, int]] = {}
         self._by_name: dict[str, tuple[Grant, int]] = {}
-        self._read_s = -_KNOWN_S
+        self._read_s = -math.inf
+        self._reading = watch.look(self._read)
         self._buckets: LRUCache[str, tuple[float, float]] = LRUCache(10_000)
 
     async def admit(self, headers: Mapping[str, str], scope: Scope) -> Grant:
-        """What whoever asks may do. Raises `NotKnown`, `Denied` and `TooOften`."""
+        """What whoever asks may do. Raises `NotKnown`, `Denied`, `TooOften`, and `Unavailable` while the store is away.
+
+        Tokens that were read a minute ago count while the store does not answer.
+        """
+        grant = await self.known(headers, scope, _KNOWN_S)
+        self._count(grant)
+        return grant
+
+    async def known(self, headers: Mapping[str, str], scope: Scope, age_s: float = STREAM_KNOWN_S) -> Grant:
+        """The same, of tokens that were read so long ago at most, for who was admitted before. Raises as `admit`."""
         given = headers.get("authorization", "")
         certificate = scope.get("extensions", {}).get("tls", {}).get("client_cert_name", "")
         if not given and not certificate:
             return self._admit_anybody(headers)
-        if time.monotonic() - self._read_s > _KNOWN_S:
-            await self._in_thread(self._read)
+        is_away = self._age_s > age_s and not await self._reading.is_answered()
+        if is_away and self._age_s > _KNOWN_WITHOUT_STORE_S:
+            raise away("the store, which has the tokens, does not answer")
         if given:
             scheme, _, token = given.partition(" ")
             found = self._by_digest.get(self._client.digest_of(token.strip())) if scheme.lower() == "bearer" else None
@@ -108,8 +117,11 @@ class Doorkeeper:
             raise NotKnown(
                 "nobody is known by this token or certificate", hint="slackwater token add NAME makes a token"
             )
-        self._count(found[0])
         return found[0]
+
+    @property
+    def _age_s(self) -> float:
+        return time.monotonic() - self._read_s
 
     def _admit_anybody(self, headers: Mapping[str, str]) -> Grant:
         if not self._is_open:

@@ -1,5 +1,6 @@
 """What several test files share: a real S3 server, and every kind of object store."""
 
+import multiprocessing.util
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 
+from tests.durations import Recorder, longest_first
 from tests.models.profiles import PROFILE
 from tests.support.registries import EmbeddedRegistry
 from tests.support.s3_proxy import S3Proxy, s3_proxy
@@ -50,9 +52,18 @@ settings.register_profile(
 settings.load_profile(PROFILE)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-durations", action="store_true", help="write what test files take to tests/durations.json"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """All that is temporary in one folder: programs that are killed cannot clear up."""
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder())
     patch = pytest.MonkeyPatch()
+    multiprocessing.util.get_temp_dir()  # which that library removes itself, after the folder is gone
     folder = tempfile.mkdtemp(prefix="slackwater-tests-")
     patch.setattr(tempfile, "tempdir", folder)
     patch.setenv("TMPDIR", folder)
@@ -64,6 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`make test` finds the files with tests that need Kafka or Spark by what stands in them (WITH_SERVERS)."""
+    longest_first(items)
     for path in {item.path for item in items if any(item.iter_markers("kafka")) or any(item.iter_markers("spark"))}:
         if not re.search(r"mark\.(kafka|spark)|any_kafka", path.read_text()):
             raise pytest.UsageError(f"{path}: `make test` would not find its tests with servers: see its Makefile")

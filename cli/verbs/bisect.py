@@ -40,7 +40,7 @@ def bisect(
     table: str = option("TABLE", "The table that the condition is over; as APP/TABLE says it.", ""),
     python: str = option("FILE:FUNCTION", "Gets a DuckDB connection with the tables; says if it is good.", ""),
     run: str = option("CMD", "Gets the moment as the file $SLACKWATER_DB; exits as git's run has it.", ""),
-    good: str = option("REF", "A moment at which nothing is wrong. Default: the beginning.", ""),
+    good: str = option("REF", "A moment at which nothing is wrong. Default: beginning, before the first commit.", ""),
     bad: str = option("REF", "A moment at which something is. Default: now.", ""),
     first: bool = flag("--first", "The first change from good to bad, should there be several."),
     last: bool = flag("--last", "The last one."),

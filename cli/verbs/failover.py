@@ -23,7 +23,6 @@ def _copying(progress: Progress, name: str) -> Callable[[int, int], None]:
 @verb(
     "slackwater replicate flights --to s3://elsewhere/slackwater                 # goes on until Ctrl-C",
     "slackwater replicate flights --to s3://elsewhere/slackwater --once          # for a job that runs now and then",
-    "slackwater replicate flights --to s3://elsewhere/slackwater --snapshots --every 1h",
     "slackwater replicate flights --to /backup/slackwater --once --dry-run",
     kafka=True,
     changes=True,
@@ -34,7 +33,6 @@ def replicate(
     app_name: str = APP,
     to: str = option("ROOT", "Store root of the replica: another bucket or region.", ...),
     once: bool = flag("--once", "Copy what is new, and end."),
-    snapshots: bool = flag("--snapshots", "Copy the moments of snapshots only, not every version."),
     every: int = span("How often it looks for what is new. Default: 10s.", 10_000, least_ms=100, bare_seconds=True),
     workers: int = option("N", "Objects that are copied at once. Each is in memory as a whole.", 8, min=1),
     metrics: int | None = option("PORT", "Serve metrics for Prometheus there; 0 for a free port.", min=0, max=65535),
@@ -58,12 +56,12 @@ def replicate(
     if once or dry_run:
         with session.progress() as progress:
             on_progress = _copying(progress, app_name)
-            done = app.replicate(to, snapshots=snapshots, workers=workers, dry_run=dry_run, on_progress=on_progress)
+            done = app.replicate(to, workers=workers, dry_run=dry_run, on_progress=on_progress)
         session.show(done)
         return
     from ...pipeline.run.stopping import stop_signals
 
-    copies = app.replicator(to, snapshots=snapshots, workers=workers)
+    copies = app.replicator(to, workers=workers)
     if copies.reader is None:
         session.note("note: nothing says where Kafka is, so records on the way are not kept (--kafka)")
     observed = None

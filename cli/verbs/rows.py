@@ -9,6 +9,7 @@ import typer
 from ...errors import Usage
 from ...results import formats
 from ...results.shown import Result
+from ...whole_file import ending_of
 from ..options import APP, DRY_RUN, KEY, REF, TABLE_AT, Many, argument, flag, key_values, option, span
 from ..quick import without_pandas
 from ..session import Session, check_table, verb
@@ -155,7 +156,7 @@ def get(
 def export(
     session: Session,
     ref: str = REF,
-    file: Path | None = argument(
+    to: str | None = argument(
         "DIR|FILE",
         "The folder to write; or the file: .duckdb, .ddb or .db for all tables, .csv, .parquet or .json for one.",
         None,
@@ -172,7 +173,7 @@ def export(
     what each file is. DuckDB, pandas and Spark open it without slackwater.
     A DuckDB file has tables, not views, which any DuckDB client opens; _slackwater beside them names the moment. A
     .csv, .parquet or .json file has one table: that of APP/TABLE, of --table, or the only one. All of these appear
-    whole or not at all.
+    whole or not at all. A folder's name has no ending, or a slash behind it.
 
     With --iceberg no row is copied: each table gets metadata of Iceberg's that points at the SSTs, in a folder of its
     name, and a snapshot of the app keeps these. Any reader of Iceberg tables opens it.
@@ -184,15 +185,16 @@ def export(
     if iceberg:
         from .transfer import export_iceberg
 
-        if file is not None or force:
+        if to is not None or force:
             raise Usage("--iceberg writes no file", hint="leave DIR, FILE and --force away")
         export_iceberg(session, ref, iceberg, table or (), every, keep)
         return
-    if file is None or every is not None:
+    if to is None or every is not None:
         wanted = "name the folder or the DuckDB file to write, or a place for Iceberg tables: --iceberg ROOT"
-        raise Usage("nothing says where to export to" if file is None else "--every goes with --iceberg", hint=wanted)
+        raise Usage("nothing says where to export to" if to is None else "--every goes with --iceberg", hint=wanted)
 
-    if file.suffix.lower() in values.ENDINGS:
+    file, ending = Path(to), ending_of(to)
+    if ending in values.ENDINGS:
         if len(table or ()) > 1:
             raise Usage(f"{file} holds one table", hint=f"name one, or write all of them to {file.stem}.duckdb")
         moment = session.client.moment(ref, "exported")
@@ -200,7 +202,7 @@ def export(
         about = {"file": file, "table": name, "rows": num_rows, "thinned_out": moment.thinned_out}
         session.show(Result(about, f"{formats.plural(num_rows, 'row')} of {name} in {file}"))
         return
-    if file.suffix.lower() not in ENDINGS:
+    if ending not in ENDINGS:
         if table or force:
             raise Usage(
                 f"{'--table' if table else '--force'} goes with a file; {file} would be a folder, which has all "
@@ -210,7 +212,7 @@ def export(
         moment = session.client.moment(ref, "exported")
         with session.progress() as progress:
             written = moment.write_folder(
-                file, lambda done, total: progress("", f"{done:,} of {total:,} state partitions")
+                to, lambda done, total: progress("", f"{done:,} of {total:,} state partitions")
             )
         session.show(exported_folder(written, moment.cut))
         return

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from ...errors import NotFound, Refused, Usage
-from ...validation import installing
+from ...errors import Refused, Usage
+from ...validation import installing, program_file
 from ..options import DRY_RUN, Many, argument, flag, option, pairs, span
 from ..session import Session, group, verb
 
@@ -112,8 +112,7 @@ def _programs(code: Many) -> dict[str, Path]:
     """By app, the file of the program. Raises `Usage`, and `NotFound` for a file."""
     found = {app: Path(file) for app, file in pairs("--code", code, "APP=FILE", "flights=flights.py").items()}
     for file in found.values():
-        if not Path(str(file).partition(":")[0]).is_file():  # of a query of Spark's, FILE:FUNCTION
-            raise NotFound("program", str(file), found="there is no such file")
+        program_file(file)
     return found
 
 

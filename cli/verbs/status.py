@@ -3,7 +3,7 @@
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...durations import HOUR_MS
 from ...errors import Usage
@@ -25,6 +25,10 @@ from ..options import (
 )
 from ..quick import without_pandas
 from ..session import Session, now_and_then, verb
+
+if TYPE_CHECKING:
+    from ...client import Client
+    from ...client.moment import Moment
 
 
 @verb(
@@ -151,7 +155,7 @@ def diff(
 
     For each table the rows that B added to A, removed or changed, with their values on both sides, and how far each
     column agrees. What both have is not read: versions of one app, or of an app and its clone, share most of their
-    state. Exits with 1 when something differs.
+    state. Refs that name one table, as APP/TABLE@-5m, compare only that. Exits with 1 when something differs.
     """
     without_pandas()
     from ...results import values
@@ -161,8 +165,15 @@ def diff(
         raise Usage("--stat shows no keys, so it does not go with --keys", hint="leave one of them out")
     if out is not None:
         values.check_ending(out)
-    other = session.client.beside(to).moment(after, "compared")
-    found = session.client.moment(before, "compared").diff(other, table=table)
+
+    def read(client: "Client", ref: str) -> "tuple[Moment, str]":
+        names_table = "/" in ref.partition("@")[0]
+        return client.moment_of_table(ref, "compared") if names_table else (client.moment(ref, "compared"), "")
+
+    (other, second), (one, first) = read(session.client.beside(to), after), read(session.client, before)
+    # A stage without a table, or two of them, are a way to name moments.
+    named = {first, second} & {*one.cut.tables, *other.cut.tables}
+    found = one.diff(other, table=table or (named.pop() if len(named) == 1 else ""))
     if out is not None:
         values.write(values.stacked(found.found), out)
     session.show(shown(found.refs, found.cuts, found.found, with_rows=not stat, with_values=not keys, out=out))

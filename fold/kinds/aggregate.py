@@ -156,6 +156,10 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
         replaced = made is None or made.function in ("first", "last")
         return "" if replaced else f"it is {made}, to which later records add"
 
+    def made_of(self, column: str) -> tuple[str, ...]:
+        made = dict(self.made).get(column)
+        return (made.column,) if made is not None and made.column else ()
+
     def is_neutral(self, name: str, default: object) -> bool:
         """What a mean, a first and a last begin with, is kept in internal columns."""
         function = dict(self.made)[name].function

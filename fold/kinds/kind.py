@@ -178,6 +178,10 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         """What of it is stored: without what may change while stored values keep their meaning."""
         return self
 
+    def declaration_over(self, kept: Kind) -> Kind:
+        """The declaration without Spark: where columns are only known with it, those of `kept` stand for them."""
+        return self.declaration
+
     @property
     def stored(self) -> Declaration:
         """The declaration as a manifest keeps it."""
@@ -258,6 +262,10 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         Empty where they only replace it, and where a function of the program alone knows.
         """
         return f"it holds {self.waiting}" if self.waiting else ""
+
+    def made_of(self, _column: str) -> tuple[str, ...]:
+        """The columns of rows whose values a column of the table has, where these have other names."""
+        return ()
 
     def is_neutral(self, _name: str, _default: object) -> bool:
         """Whether a column that began with this default is as if it had begun with nothing; where `past` is `parts`."""

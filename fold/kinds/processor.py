@@ -66,6 +66,10 @@ class Processor(SparkCode, frozen=True, tag="processor"):
             return self
         return Processor(self.time_mode, {each.name: each.variable for each in self.code.columns()})
 
+    def declaration_over(self, kept: Kind) -> Kind:
+        # The class says them as DDL, which Spark reads.
+        return Processor(self.time_mode, kept.variables if isinstance(kept, Processor) else {})
+
     @property
     def due_text(self) -> str:
         return f"timers by {self.time_mode}" if self.time_mode != "None" else ""

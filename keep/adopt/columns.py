@@ -1,12 +1,11 @@
-"""How the columns of a table are made of a query's: by name, by place, as structs; and what each one lacks."""
+"""How the columns of a table are made of a query's: by name, by place; and what each one lacks."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ...store.sst.arrow_types import to_arrow
 from ...store.sst.types import arrow_schema
@@ -58,80 +57,32 @@ class ColumnSearch:
             self.problems.append(f"column {column!r} is {kind}, and {of.name!r} of the state is {of.type}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Leaf:
-    """A plain part of a column."""
-
-    column: str
-    path: tuple[str, ...]
-    type: pa.DataType
-
-    @property
-    def flat(self) -> str:
-        """What it is called where nested columns are flat."""
-        return "_".join((self.column, *self.path))
-
-
 def by_name_or_place(wanted: Sequence[Column], state: pa.Schema, found: ColumnSearch, what: str) -> None:
-    """Columns that are the query's under the same name; where there are as many, the others by their place.
-
-    A struct, such as a window of time, is made of the columns of its fields, `window_start` and `window_end`.
-    """
-    leaves = [leaf for each in wanted for leaf in _leaves(each.name, (), to_arrow(each.type))]
+    """Columns that are the query's under the same name; where there are as many, the others by their place."""
     names = {each.name.casefold(): each for each in state}
-    at = {leaf: names.pop(leaf.flat.casefold()) for leaf in leaves if leaf.flat.casefold() in names}
-    rest = [leaf for leaf in leaves if leaf not in at]
+    at = {each.name: names.pop(each.name.casefold()) for each in wanted if each.name.casefold() in names}
+    rest = [each for each in wanted if each.name not in at]
     if len(rest) == len(names):
         # What an expression is called is Spark's to say.
-        at |= dict(zip(rest, names.values(), strict=True))
+        at |= zip((each.name for each in rest), names.values(), strict=True)
     elif rest:
         has = ", ".join(f"{each.name} {each.type}" for each in state) or "none"
         found.problems += [
-            f"{what} {leaf.flat!r} ({leaf.type}) is none of the state's, which are: {has}" for leaf in rest
+            f"{what} {each.name!r} ({to_arrow(each.type)}) is none of the state's, which are: {has}" for each in rest
         ]
         return
-    found.problems += [
-        f"{what} {each.name!r} ({each.type}) of the state is none of the table's" for each in names.values() if not rest
-    ]
-    for column in wanted:
-        mine = [(leaf, at[leaf]) for leaf in leaves if leaf.column == column.name]
-        wrong = [
-            f"{what} {leaf.flat!r} is {leaf.type}, and {of.name!r} of the state is {of.type}"
-            for leaf, of in mine
-            if not taken(of.type, leaf.type)
-        ]
-        found.problems += wrong
-        if wrong:
-            continue
-        kind, of = to_arrow(column.type), {leaf.path: each.name for leaf, each in mine}
-        how = (
-            ""
-            if len(mine) == 1 and mine[0][0].flat == mine[0][1].name
-            else "by its place"
-            if len(mine) == 1
-            else "a struct of them"
-        )
-        found.made.append(MadeColumn(column.name, tuple(of.values()), partial(_built, kind, (), of), how))
-
-
-def _leaves(column: str, path: tuple[str, ...], kind: pa.DataType) -> Iterator[_Leaf]:
-    if pa.types.is_struct(kind):
-        for each in kind:
-            yield from _leaves(column, (*path, each.name), each.type)
     else:
-        yield _Leaf(column, path, kind)
+        found.problems += [
+            f"{what} {each.name!r} ({each.type}) of the state is none of the table's" for each in names.values()
+        ]
+    for column in wanted:
+        kind, of = to_arrow(column.type), at[column.name]
+        if taken(of.type, kind):
+            how = "" if column.name.casefold() == of.name.casefold() else "by its place"
+            found.made.append(MadeColumn(column.name, (of.name,), partial(_cast, of.name, kind), how))
+        else:
+            found.problems.append(f"{what} {column.name!r} is {kind}, and {of.name!r} of the state is {of.type}")
 
 
-def _built(kind: pa.DataType, path: tuple[str, ...], of: Mapping[tuple[str, ...], str], rows: pa.Table) -> Array:
-    if not pa.types.is_struct(kind):
-        return rows[of[path]].cast(kind)
-    parts = [_one(_built(each.type, (*path, each.name), of, rows)) for each in kind]
-    # A struct that is null has nothing but nulls in it, as flat columns.
-    nothing = parts[0].is_null()
-    for each in parts[1:]:
-        nothing = pc.and_(nothing, each.is_null())
-    return pa.StructArray.from_arrays(parts, fields=list(kind), mask=_one(nothing))
-
-
-def _one(column: Array) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+def _cast(name: str, kind: pa.DataType, rows: pa.Table) -> Array:
+    return rows[name].cast(kind)

@@ -1,6 +1,7 @@
 """Kinds of state whose rows are made of several of a query's: sessions, joins, and classes with several variables."""
 
 from collections.abc import Sequence
+from functools import partial
 from operator import itemgetter
 
 import pyarrow as pa
@@ -32,7 +33,7 @@ def sessions(
     }
     begin, *_ = [each.name for each in state.key][-1:]
     by_name_or_place(table.key, pa.schema([each for each in state.key if each.name != begin]), found, "key column")
-    start, end, *buffer = state.values
+    window, *buffer = state.values
     kept = pa.schema([each for fields in lists.values() for each in fields])
     made, inner = kind.state.core, ColumnSearch()
     if not isinstance(made, Aggregates) or state.kind != "session":
@@ -43,10 +44,15 @@ def sessions(
     found.made += inner.made
     if found.problems:
         return None
-    times = [MadeColumn(name, (of.name,), itemgetter(of.name)) for name, of in zip(TIMES, (start, end), strict=True)]
+
+    def edge(which: str, rows: pa.Table) -> pa.ChunkedArray:
+        return pc.struct_field(rows[window.name], which)
+
+    edges = zip(TIMES, ("start", "end"), strict=True)
+    times = [MadeColumn(name, (window.name,), partial(edge, which)) for name, which in edges]
     rest = [
         MadeColumn(_ID, (begin,), itemgetter(begin)),
-        MadeColumn(_DUE, (end.name,), lambda rows: due_ms(rows[end.name])),
+        MadeColumn(_DUE, (window.name,), lambda rows: due_ms(edge("end", rows))),
     ]
     per_key = [(name, listed([each.name for each in fields], TIMES[:1])) for name, fields in lists.items()]
     per_key.append((DUE, f"min({_DUE})"))

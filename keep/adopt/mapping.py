@@ -6,7 +6,6 @@ the columns of the same names.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +17,7 @@ from ...fold.kinds.kind import Bound, Kind, kind_of
 from ...fold.kinds.pandas_state import PandasState
 from ...store.sst.types import DUE, arrow_schema
 from ...store.versions.manifest import Column, Table, is_internal
-from ..attach.checkpoint import DELETED, ReadableTable
+from ..attach.checkpoint import DELETED, ReadableTable, times_out
 from ..attach.tables import fitting
 from .buffers import aggregates
 from .columns import ColumnSearch, MadeColumn, by_name_or_place, with_gone
@@ -153,30 +152,25 @@ def _seen(state: ReadableTable, table: Table, found: ColumnSearch) -> None:
 
 
 def _pandas(kind: Kind, state: ReadableTable, table: Table, found: ColumnSearch) -> None:
-    """The fields of a state, and when the key times out, which comes last where it may."""
+    """The fields of a state; where a key may time out, behind them whether it has a state, and until when."""
     assert isinstance(kind, PandasState)  # noqa: S101  its tag says so
-    times_out = kind.timeout != "NoTimeout" and len(state.values) > 0
-    own = list(state.values)[: -1 if times_out else None]
+    timed = kind.timeout != "NoTimeout"
+    if timed and not times_out(state.values):
+        kinds = ", ".join(f"{each.name} {each.type}" for each in state.values) or "no columns"
+        found.problems.append(f"the function times out, and the state has no timeout: it is {kinds}")
+        return
+    own = list(state.values)[: -2 if timed else None]
     by_name_or_place(_visible(table), pa.schema(own), found, "column")
-    columns = tuple(each.name for each in own)
-
-    def defined(rows: pa.Table) -> Any:
-        there = pa.repeat(False, rows.num_rows)
-        for name in columns:
-            there = pc.or_(there, rows[name].is_valid())
-        return there
-
-    found.made.append(MadeColumn("_defined", columns, defined, "where it has a field"))
-    if not times_out:
+    if not timed:
+        # A key without a state has no row.
+        found.made.append(MadeColumn("_defined", (), lambda rows: pa.repeat(True, rows.num_rows), "true"))
         found.made.append(MadeColumn(DUE, (), lambda rows: pa.nulls(rows.num_rows, pa.int64()), "never"))
         return
-    timeout = state.values[-1]
-    if not pa.types.is_timestamp(timeout.type):
-        found.problems.append(f"the function times out, and {timeout.name!r} of the state is {timeout.type}")
-        return
+    exists, timeout = state.values.names[-2:]
+    found.made.append(MadeColumn("_defined", (exists,), lambda rows: rows[exists]))
     # As Spark, a key times out once its time is before the clock, or the watermark.
     how = "once its timeout has passed"
-    found.made.append(MadeColumn(DUE, (timeout.name,), lambda rows: pc.add(due_ms(rows[timeout.name]), 1), how))
+    found.made.append(MadeColumn(DUE, (timeout,), lambda rows: pc.add(due_ms(rows[timeout]), 1), how))
 
 
 def _by_name(_kind: Kind, state: ReadableTable, table: Table, found: ColumnSearch) -> None:

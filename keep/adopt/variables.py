@@ -111,15 +111,11 @@ def _in_ms(column: str, of: str) -> MadeColumn:
 
 def _key(state: ReadableTable, table: Table, found: ColumnSearch) -> tuple[list[MadeColumn], pa.Schema]:
     """The table's key, and what follows the query's own in a row's: the key of a map, a timer's time."""
-    count = sum(_leaves(each.type) for each in arrow_schema(table.key))
+    count = len(table.key)
     columns, mine = list(state.key), ColumnSearch()
     by_name_or_place(table.key, pa.schema(columns[:count]), mine, "key column")
     found.problems += mine.problems
     return mine.made, pa.schema(columns[count:])
-
-
-def _leaves(kind: pa.DataType) -> int:
-    return sum(_leaves(each.type) for each in kind) if pa.types.is_struct(kind) else 1
 
 
 def _struct(what: str, mark: str, kind: pa.DataType, state: pa.Schema, found: ColumnSearch) -> list[MadeColumn]:

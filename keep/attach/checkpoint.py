@@ -9,6 +9,15 @@ import pyarrow as pa
 DELETED = "_deleted"
 """Which rows of `ReadableCheckpoint.changes` say that a key is gone; their values mean nothing."""
 
+EXISTS, DUE_AT = "has_state", "due_at"
+"""Of a function's state with a timeout, the last two columns: whether the key has a state, and when it times out."""
+
+
+def times_out(values: pa.Schema) -> bool:
+    """Whether the columns of a function's state end with a timeout."""
+    names = values.names[-2:]
+    return len(names) == 2 and names[0].startswith(EXISTS) and names[1].startswith(DUE_AT)
+
 
 class ReadableTable(Protocol):
     """One table of the state that a query keeps."""

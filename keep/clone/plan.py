@@ -18,6 +18,7 @@ from ...store.versions.apps import Cloning
 from ...store.versions.manifest import AppInfo, Origin
 from .copies import Masks, check_masks, sizes
 from .first_versions import Channels, channel_topic, has_run, users_inputs
+from .mask_flow import still_shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class ClonePlan:
     """Whether that call, or another one, had finished it too."""
     note: Cloning | None = None
     """What an earlier call noted, of a clone that is not whole."""
+    still_shown: tuple[str, ...] = ()
+    """Where else values stand that it hides, a sentence each."""
 
 
 def make_plan(
@@ -114,7 +117,8 @@ def make_plan(
         _check_channels_free(cut, name, kafka, terms.left)
         _check_published(cut, read_topics, terms.sinks, kafka)
     copies = sizes(cut, masks, deep=terms.deep)
-    return ClonePlan(cut, info, target.url, read_topics, states, copies, begun is not None, done, note)
+    shown = tuple(still_shown(cut, masks))
+    return ClonePlan(cut, info, target.url, read_topics, states, copies, begun is not None, done, note, shown)
 
 
 def check_roots(source: ObjectStore, target: ObjectStore, *, deep: bool) -> None:

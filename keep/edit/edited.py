@@ -52,7 +52,7 @@ def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: 
 
     Raises `Usage` where the SQL is wrong, or no single statement that changes rows, `NotFound` where it names a table
     or column that there is not, and `Refused` where two rows would have one key, or the table has values that SQL has
-    none for (`sst.showable`).
+    none for (`sst.showable`), or a new row would have null in its key.
     """
     table = cut.tables[name].table
     assert table is not None  # noqa: S101  it is among the cut's tables
@@ -104,6 +104,15 @@ def _compared(con: duckdb.DuckDBPyConnection, table: Table, name: str) -> pa.Tab
         raise Refused(
             f"{name} would have several rows of one key, such as {examples(twice)}",
             hint="nothing was changed; UPDATE changes rows that are there, INSERT is for keys that are not",
+        )
+    nameless = con.sql(
+        f"SELECT {keys} FROM changed t ANTI JOIN {quoted(_BEFORE)} c ON {same} "
+        f"WHERE {' OR '.join(f't.{quoted(one)} IS NULL' for one in key)} LIMIT {EXAMPLES}"
+    ).to_arrow_table()
+    if nameless.num_rows:
+        raise Refused(
+            f"{name} would have new rows without a key, such as {examples(nameless)}",
+            hint="nothing was changed; give each row a value in every column of the key",
         )
     gone = f"SELECT {keys} FROM {quoted(_BEFORE)} EXCEPT SELECT {keys} FROM {after}"
     rows = con.sql(f"SELECT *, false {DELETED} FROM changed UNION ALL BY NAME SELECT *, true {DELETED} FROM ({gone})")
@@ -234,9 +243,9 @@ def rows_of(source: RowSource, head: Manifest) -> pa.Table:
     table = table_of(head)
     shown = replace(table, values=tuple(column for column in table.values if column.name != DUE))
     with reading(source) as batches:
-        check(batches.schema, shown, str(source))
+        check(batches.schema, shown, source)
         schema = arrow_schema(shown.columns)
-        rows = pa.Table.from_batches([fit(batch, shown, str(source)) for batch in batches], schema=schema)
+        rows = pa.Table.from_batches([fit(batch, shown, source) for batch in batches], schema=schema)
     if not rows.num_rows:
         raise Refused(f"{source} has no rows: there is nothing to change")
     key = [column.name for column in table.key]

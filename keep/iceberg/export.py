@@ -19,7 +19,7 @@ import xxhash
 from pyiceberg.manifest import DataFile
 
 from ...durations import HOUR_MS
-from ...errors import Refused
+from ...errors import Refused, SlackwaterError
 from ...moments.cut.graph import Cut
 from ...moments.cut.moments import having
 from ...moments.cut.resolve import telling_if_collected
@@ -121,12 +121,17 @@ class IcebergExport:
         named = having(self.store, cut, only)
         names = [name for name in named.tables if not only or name in only]
         apps.check_root(self.target)
-        with telling_if_collected(self.store, cut):
-            plans = [self._plan(named, name) for name in names]
-            pins = _Pins(self, cut, now_ms)
-            if any(plan.moved or not pins.has(plan.pinned_by) for plan in plans):
-                pins.new()
-            done = tuple(self._carry_out(named, plan, pins) for plan in plans)
+        pins = _Pins(self, cut, now_ms)
+        try:
+            with telling_if_collected(self.store, cut):
+                plans = [self._plan(named, name) for name in names]
+                if any(plan.moved or not pins.has(plan.pinned_by) for plan in plans):
+                    pins.new()
+                done = tuple(self._carry_out(named, plan, pins) for plan in plans)
+        except BaseException:
+            with suppress(SlackwaterError):  # the next call finds what is left
+                self._release(cut.app, now_ms, pins.made)
+            raise
         self._release(cut.app, now_ms)
         return done
 
@@ -243,9 +248,12 @@ class IcebergExport:
         plan.table.add("data", at.rpartition("/")[2], data)
         return data_file(at, rows.num_rows, len(data))
 
-    def _release(self, app: str, now_ms: int) -> None:
-        """Remove the pins that no table names any more, once they are old: a call may be about to name its own."""
-        old = [name for name in self.pins(app) if _made_ms(name) <= now_ms - SWEEP_MS]
+    def _release(self, app: str, now_ms: int, own: str = "") -> None:
+        """Remove the pins that no table names any more: those that are old, as a call may be about to name its own.
+
+        Also `own`, the pin of a call that failed, however old it is.
+        """
+        old = [name for name in self.pins(app) if name == own or _made_ms(name) <= now_ms - SWEEP_MS]
         named: set[str] = set()
         for folder in self.target.list_folders("") if old else ():
             with suppress(Refused):  # some other table

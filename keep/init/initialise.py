@@ -183,17 +183,17 @@ class Loading:
         """
         try:
             with reading(source) as batches:
-                check(batches.schema, self.table, str(source))
-                self._load(batches, str(source))
+                check(batches.schema, self.table, source)
+                self._load(batches, source)
         except BaseException:
             discard(self.store, self.done.ssts)
             raise
         self.done.ssts.sort(key=lambda sst: sst.hash_min)
         return self.done
 
-    def _load(self, batches: pa.RecordBatchReader, what: str) -> None:
+    def _load(self, batches: pa.RecordBatchReader, source: RowSource) -> None:
         schema = arrow_schema((*self.table.key, *self.table.values))
-        in_order = by_hash((fit(batch, self.table, what) for batch in batches), schema, self.key, self._on_read)
+        in_order = by_hash((fit(batch, self.table, source) for batch in batches), schema, self.key, self._on_read)
         workers = min(os.cpu_count() or 1, _MOST_WORKERS)
         under_way: deque[Future[_Written]] = deque()
         with ThreadPoolExecutor(workers, "init") as pool:
@@ -205,8 +205,8 @@ class Loading:
                 self._count(writing.result())
         if self.num_repeats:
             raise Refused(
-                f"{self.num_repeats:,} rows of {what} have the key of another row: expected one row of each key; there "
-                f"are more of {'; '.join(self.repeated)}",
+                f"{self.num_repeats:,} rows of {source} have the key of another row: expected one row of each key; "
+                f"there are more of {'; '.join(self.repeated)}",
                 hint="nothing was written; --sql says which to take: SELECT DISTINCT ON (…) … ORDER BY …",
             )
 

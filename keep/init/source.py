@@ -33,6 +33,8 @@ class RowSource:
     """What DuckDB's `FROM 'file'` takes: Parquet, CSV or JSON, also as a pattern (`rows/*.parquet`) or a URL."""
     sql: str = ""
     """A query; statements before it, such as `ATTACH`, are run first."""
+    only_files: bool = False
+    """Whether a query cannot be given instead of a file: of an edit, `--sql` is the statement that changes rows."""
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.sql):
@@ -43,6 +45,14 @@ class RowSource:
 
     def __str__(self) -> str:
         return self.file or "the query"
+
+    @property
+    def remedy(self) -> str:
+        """What renames, casts and leaves out."""
+        select = f"SELECT … FROM '{self.file or '…'}'"
+        return (
+            f"a file that DuckDB writes by COPY ({select}) TO 'new.parquet'" if self.only_files else f'--sql "{select}"'
+        )
 
 
 @contextmanager
@@ -77,8 +87,8 @@ EXAMPLES = 3
 """Rows that an error's sentence names at most."""
 
 
-def check(found: pa.Schema, table: Table, what: str) -> None:
-    """See that rows with these columns can be the table's; `what` is where they come from.
+def check(found: pa.Schema, table: Table, source: RowSource) -> None:
+    """See that rows with these columns can be the table's.
 
     Raises:
         Refused: a column is missing, is none of the table's, or has a type that is not taken for the declared one; all
@@ -89,13 +99,13 @@ def check(found: pa.Schema, table: Table, what: str) -> None:
         columns = ", ".join(f"{column.name} {column.type}" for column in (*table.key, *table.values))
         internal = any(is_internal(name) for name in declared.names if name not in found.names)
         raise Refused(
-            f"{what} does not fit the table: {'; '.join(wrong)}",
-            hint=f"the table has {columns}; --sql \"SELECT … FROM '…'\" renames, casts and leaves out"
+            f"{source} does not fit the table: {'; '.join(wrong)}",
+            hint=f"the table has {columns}; {source.remedy} renames, casts and leaves out"
             + ("; columns that begin with _ are what mean, first and last go on from" if internal else ""),
         )
 
 
-def fit(rows: pa.RecordBatch, table: Table, what: str) -> pa.RecordBatch:
+def fit(rows: pa.RecordBatch, table: Table, source: RowSource) -> pa.RecordBatch:
     """The rows with exactly the table's columns, key first; `check` has passed for their schema.
 
     Raises:
@@ -115,17 +125,17 @@ def fit(rows: pa.RecordBatch, table: Table, what: str) -> pa.RecordBatch:
             columns.append(cast)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise Refused(
-                f"column {field.name!r} of {what} has a value that is no {field.type}: {error}",
-                hint="nothing was written; cast or leave out such values by --sql",
+                f"column {field.name!r} of {source} has a value that is no {field.type}: {error}",
+                hint=f"nothing was written; {source.remedy} casts or leaves out such values",
             ) from error
     fitting = pa.RecordBatch.from_arrays(columns, schema=schema)
     for name in (column.name for column in table.key):
         if nulls := fitting.column(name).null_count:
             some = fitting.filter(fitting.column(name).is_null()).slice(0, EXAMPLES)
             raise Refused(
-                f"{what} has rows without a key: {name!r} is null in {nulls:,} of {fitting.num_rows:,} that were "
+                f"{source} has rows without a key: {name!r} is null in {nulls:,} of {fitting.num_rows:,} that were "
                 f"looked at, such as {examples(some)}",
-                hint=f"nothing was written; leave them out by --sql: … WHERE {name} IS NOT NULL",
+                hint=f"nothing was written; {source.remedy} leaves them out, with WHERE {name} IS NOT NULL",
             )
     return fitting
 

@@ -105,6 +105,12 @@ def refresh(
     return plan
 
 
+def origin_of(store: ObjectStore, name: str) -> Origin:
+    """Return where a clone came from, also while it is being made anew. Raises `NotFound` and `Refused`."""
+    note = notes.find(store, keys.refreshing(keys.check_name("app", name)), Refreshing)
+    return _source(note.before if note is not None else apps.read_app(store, name))
+
+
 def _source(info: AppInfo) -> Origin:
     """Where a clone came from. Raises `Refused`."""
     if info.origin is None:

@@ -8,7 +8,7 @@ from functools import partial
 
 from ... import instants
 from ...errors import Refused
-from ...moments.cut.graph import Cut
+from ...moments.cut.graph import Cut, order
 from ...moments.cut.moments import heads_of, stages_of
 from ...moments.cut.stored import cancel, open_requests
 from ...moments.diff.moments import StoredCut, TableDiff, diff
@@ -26,9 +26,13 @@ from .switch import MovedOn, Promotable, Switch, withdraw
 _LOOK_S = 0.1
 _ROUNDS = 5
 _NEAR_S = 1.0
-"""The new app is near when it has caught up within this time, or so often."""
+"""The new app is near when it has caught up within this time, within that of its batches, or so often."""
 _HELD_S = 20.0
-"""How long the old app may be held: what the new one then lacks it reads while the old one goes on."""
+"""How long the old app may at least be held: what the new one then lacks it reads while the old one goes on."""
+_HELD_BATCHES = 3
+"""Batches that each stage may make meanwhile: the one under way, and those that read what is left."""
+_RECENT = 5
+"""Versions of each stage of which the longest batch counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,20 @@ class _Watch:
             self.heads[app] = {stage: head or heads[stage] for stage, head in newest.items()}
         old, new = self.heads.values()
         return old, new
+
+    def batches_s(self) -> float:
+        """Seconds that a record takes through the longest way of stages of either app, by their longest batches."""
+        return max(self._batches_s(app, heads) for app, heads in self.heads.items())
+
+    def _batches_s(self, app: str, heads: Heads) -> float:
+        ways: dict[str, float] = {}
+        for stage in order(heads):
+            head = heads[stage]
+            numbers = range(max(1, head.version - _RECENT + 1), head.version + 1)
+            recent = filter(None, (history.find(self.store, app, stage, number) for number in numbers))
+            senders = (ways.get(read.upstream, 0.0) for read in head.inputs.values())
+            ways[stage] = max((each.duration_ms / 1_000 for each in recent), default=0.0) + max(senders, default=0.0)
+        return max(ways.values(), default=0.0)
 
 
 def promote(
@@ -123,6 +141,8 @@ class _Patience:
     clock: Callable[[], float]
     on_wait: Callable[[str], None]
     pause: Callable[[], None]
+    batches_s: float = 0.0
+    """How long batches took: `_Watch.batches_s`."""
     _until: float = 0.0
     _told: str = ""
 
@@ -132,10 +152,13 @@ class _Patience:
     def wait(self, why: str, found: PromotionPlan) -> None:
         """Let some time go by. Raises `Refused` when there is none left."""
         if self.clock() > self._until:
+            slow = f"; batches took up to {self.batches_s:.0f} s on their way through all stages: a higher --timeout "
+            slow += "gives them time, and a lower --max-records of both runs makes them shorter"
             raise Refused(
                 f"{found.staging} and {found.name} did not come to stand at the same offsets within "
                 f"{self.timeout_s:g} s: {why}",
-                hint=f"nothing has gone over. Do both run? `slackwater status {found.staging}` shows how far it is",
+                hint=f"nothing has gone over. Do both run? `slackwater status {found.staging}` shows how far it is"
+                f"{slow if _HELD_BATCHES * self.batches_s > min(_HELD_S, self.timeout_s) else ''}",
             )
         if why != self._told:
             self.on_wait(why)
@@ -201,12 +224,14 @@ def _together(
             began, near = patience.clock(), furthest(watch.look()[0].values())
             while left := behind(watch.look()[1].values(), near):
                 patience.wait(f"{found.staging} has {left:,} records to read up to where {found.name} was", found)
-            if patience.clock() - began < _NEAR_S:
+            patience.batches_s = watch.batches_s()
+            if patience.clock() - began < max(_NEAR_S, patience.batches_s):
                 break
         began, until, renewed = patience.clock(), None, 0
+        held_s = max(_HELD_S, _HELD_BATCHES * patience.batches_s)
         with _holding(store, found) as write:
             due = began
-            while (now := patience.clock()) < began + _HELD_S:
+            while (now := patience.clock()) < began + held_s:
                 old, new = watch.look()
                 at = place_of((*old.values(), *new.values()))
                 if at != until or now >= due:
@@ -227,7 +252,7 @@ def _together(
                         raise Refused(f"{found.name} went over to {has} meanwhile", hint="say it again") from error
                     number += 1
                     patience.wait(error.message, found)
-        patience.wait(f"{found.staging} did not follow {found.name} within {_HELD_S:g} s, and tries again", found)
+        patience.wait(f"{found.staging} did not follow {found.name} within {held_s:.0f} s, and tries again", found)
 
 
 @contextmanager

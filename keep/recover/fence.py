@@ -37,7 +37,8 @@ class RecoveredElsewhere(Refused):
         super().__init__(
             f"{app} of {root} was recovered already, and runs under {runs} since: recovered from here too, two would "
             "run",
-            hint=f"say --store {runs}; a replica of that, under a root of its own, is what can be recovered next",
+            hint=f"slackwater status {app} --store {runs}; a replica of that, under a root of its own, is what can be "
+            "recovered next",
         )
 
 

@@ -99,7 +99,7 @@ def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
     if found.state == "left":
         raise Refused(
             f"{app} under {target.url} was left behind when it was recovered: it runs under {found.root}",
-            hint=f"say --store {found.root}; a replica of that may lie elsewhere",
+            hint=f"slackwater status {app} --store {found.root}; a replica of that may lie elsewhere",
         )
     cut = replicas.newest_cut(target, app)
     if cut is None or apps.find_app(target, app) is None:

@@ -242,7 +242,7 @@ def recover(
                 fenced = fence(old, there, app, target.url, found.created_ms, by=note.by, now_ms=instants.now_ms())
             if not as_it_is:
                 with clock.step("copy what is new there"):
-                    caught_up, why_not = _catch_up(old, target, app, by, reader, only_snapshots=found.snapshots_only)
+                    caught_up, why_not = _catch_up(old, target, app, by, reader)
                 plan = make_plan(target, app, kafka, there, terms)
         doing("carrying what was on its way")
         decided = _decide(target, plan, kafka, note, clock)
@@ -281,11 +281,9 @@ def _decided(target: ObjectStore, app: str, begun: Recovery | None) -> Migration
 
 
 def _catch_up(
-    store: ObjectStore, target: ObjectStore, app: str, by: str, reader: KafkaReader | None, *, only_snapshots: bool
+    store: ObjectStore, target: ObjectStore, app: str, by: str, reader: KafkaReader | None
 ) -> tuple[Round | None, str]:
     """Copy what the app has committed since, and why not, where that cannot be."""
-    if only_snapshots:
-        return None, "it is a replica of snapshots only"
     copies = Replicator(store, target, app, by, reader, recovering=True)
     try:
         return copies.round(), ""

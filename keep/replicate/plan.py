@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...errors import Refused
-from ...moments.cut.graph import Cut, order
-from ...moments.cut.moments import line_of, newest_settled, with_retired
-from ...moments.cut.stored import Snapshot, list_snapshots, of_snapshot
+from ...moments.cut.graph import order
+from ...moments.cut.moments import newest_settled
+from ...moments.cut.stored import Snapshot, list_snapshots
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
 from ...store.versions.horizon import NOTHING_COLLECTED, Boundary
@@ -28,9 +28,7 @@ class Todo:
     snapshots: tuple[Snapshot, ...]
     """The app's own that are to be there."""
     limit: Boundary
-    """What may exist of the app's versions; of a replica of snapshots, what is to be there beside the cut."""
-    crossing: tuple[str, ...] = ()
-    """Snapshots that are left out, as they are neither before nor after the newest."""
+    """What may exist of the app's versions."""
 
 
 def last_final(store: ObjectStore, app: str) -> Boundary:
@@ -66,54 +64,6 @@ def _is_of(snapshot: Snapshot, heads: Mapping[str, Manifest]) -> bool:
     """Whether a snapshot is to be copied: those that keep something for a clone are of this root alone."""
     each = snapshot.stages.items()
     return snapshot.kind != "clone" and all(stage in heads and v <= heads[stage].version for stage, v in each)
-
-
-def snapshots_only(store: ObjectStore, target: ObjectStore, app: str, there: Mapping[str, int]) -> Todo:
-    """The versions of the app's snapshots that are not there, and of what was on the way in each.
-
-    `there` is the cut that the replica is complete up to. Snapshots that are neither before nor after the newest are
-    left out. Raises `Refused` where there is none.
-    """
-    line = line_of(store, app)
-    known = [each for each in list_snapshots(store, app) if each.kind != "clone"]
-    cuts = {each.name: with_retired(line, of_snapshot(store, each)) for each in known}
-    top, newest, crossing = there, "", []
-    for each in sorted(known, key=lambda each: (sum(each.stages.values()), each.completed_ms)):
-        at = {stage: manifest.version for stage, manifest in cuts[each.name].stages.items()}
-        if all(at.get(stage, 0) >= version for stage, version in top.items()):
-            top, newest = at, each.name
-        elif any(version > top.get(stage, 0) for stage, version in at.items()):
-            crossing.append(each.name)
-    if not newest and not there:
-        raise Refused(
-            f"{app} has no snapshot, and this replica is to be of snapshots only",
-            hint=f"slackwater snapshot take {app} NAME; or replicate every version, without --snapshots",
-        )
-    heads = cuts[newest].stages if newest else {s: history.read(target, app, s, v) for s, v in there.items()}
-    kept = [each for each in known if each.name not in crossing]
-    wanted: dict[str, set[int]] = {stage: {head.version} for stage, head in heads.items()}
-    for each in kept:
-        for stage, versions in needed(cuts[each.name].stages).items():
-            wanted.setdefault(stage, set()).update(versions)
-    first = {stage: head.version for stage, head in heads.items()}
-    mine, theirs = ({stage: _stored(at, app, stage) for stage in wanted} for at in (store, target))
-    older = {s: tuple(sorted(v for v in each & (mine[s] | theirs[s]) if v < first.get(s, 0)))
-             for s, each in wanted.items()}  # fmt: skip
-    moments = [_moment(cuts[each.name]) for each in kept]
-    moments = sorted((each for each in moments if each.stages != first), key=lambda each: each.time_ms)
-    limit = Boundary(1, True, first, {stage: each for stage, each in older.items() if each}, tuple(moments))
-    ranks = order(heads)
-    stages = (*ranks, *sorted(wanted.keys() - set(ranks)))
-    missing = {stage: tuple(sorted((wanted[stage] & mine[stage]) - theirs[stage])) for stage in stages}
-    return Todo(missing, heads, tuple(kept), limit, tuple(crossing))
-
-
-def _stored(store: ObjectStore, app: str, stage: str) -> set[int]:
-    return {version for version, _ in history.list_manifests(store, app, stage)}
-
-
-def _moment(cut: Cut) -> horizon.KeptCut:
-    return horizon.KeptCut(cut.time_ms, {stage: each.version for stage, each in cut.stages.items()})
 
 
 def needed(cut: Mapping[str, Manifest]) -> dict[str, set[int]]:

@@ -3,7 +3,7 @@
 A round puts, in this order: notes that versions go by, SSTs, manifests, all else beside them, snapshots, what is kept
 of Kafka, what may exist, the snapshot that pins the cut, and the cut. What the app has given up goes after that
 (`sweep`). Killed anywhere, or done by several at once, each object is whole or not there, and the next round goes on:
-nothing is written over but what the app writes over. The newest moment of a replica of snapshots is the cut's.
+nothing is written over but what the app writes over.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from ...moments.cut import replicas
 from ...moments.cut.moments import without_retired
 from ...moments.cut.replicas import CUTS, PREFIX, REPLICAS, KnownReplica, ReplicaCut, SinkRest
 from ...moments.cut.stored import SNAPSHOTS, Snapshot
+from ...moments.take.audit_log import newest_operation
 from ...moments.take.capture import discard
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import codec, history, keys
@@ -30,7 +31,7 @@ from ...store.versions.side_tables import all_ssts
 from ..gc.inventory import many
 from .copier import WORKERS, Copier, copy_others, copy_rules, was_forgotten
 from .kafka_state import KafkaReader, anchors_of, records_in_flight, sink_rests
-from .plan import Todo, every_version, last_final, snapshots_only
+from .plan import Todo, every_version, last_final
 from .standing import Pair
 from .sweep import drop_older, settle, sweep
 
@@ -59,8 +60,6 @@ class Round:
     removed: int
     """Objects that went, as they did from the app."""
     took_ms: int
-    crossing: tuple[str, ...] = ()
-    """Snapshots that a replica of snapshots leaves out: they are neither before nor after its newest."""
 
     @property
     def is_news(self) -> bool:
@@ -78,7 +77,6 @@ class Replicator:
     by: str
     reader: KafkaReader | None = None
     """None where nothing says where Kafka is: then what is on the way is not kept."""
-    only_snapshots: bool = False
     workers: int = WORKERS
     on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None
     recovering: bool = False
@@ -97,15 +95,13 @@ class Replicator:
 
     def plan(self) -> Todo:
         """What is to be copied. Raises as `Pair.replica`, and `Refused` where the app has collected what comes next."""
-        return self._plan(begun=self._begun())
+        self._begun()
+        return self._plan()
 
     def _begun(self) -> bool:
-        return self.pair.replica(only_snapshots=self.only_snapshots, recovering=self.recovering) is not None
+        return self.pair.replica(recovering=self.recovering) is not None
 
-    def _plan(self, *, begun: bool) -> Todo:
-        last = replicas.newest_cut(self.target, self.app) if begun else None
-        if self.only_snapshots:
-            return snapshots_only(self.store, self.target, self.app, last.stages if last is not None else {})
+    def _plan(self) -> Todo:
         return every_version(self.store, self.app, {stage: head.version for stage, head in self._there()})
 
     def round(self) -> Round:
@@ -161,9 +157,9 @@ class Replicator:
 
     def _round(self) -> Round:
         seen_ms, begun = instants.now_ms(), self._begun()
-        todo = self._plan(begun=begun)
+        todo = self._plan()
         if not begun:
-            self.pair.begin(self.by, only_snapshots=self.only_snapshots)
+            self.pair.begin(self.by)
         last = replicas.newest_cut(self.target, self.app)
         self._copy_rules()
         for stage, head in self._there():
@@ -186,7 +182,7 @@ class Replicator:
         self._tell(cut)
         removed = self._sweep(todo, cut, last)
         counts = {stage: len(each) for stage, each in todo.versions.items() if each}
-        return Round(cut, counts, 0, 0, removed, 0, todo.crossing)
+        return Round(cut, counts, 0, 0, removed, 0)
 
     def _settle(self, todo: Todo) -> None:
         """Say what may exist before the cut is: readers would take versions that the app collected for missing."""
@@ -249,7 +245,14 @@ class Replicator:
     ) -> ReplicaCut:
         """Keep what is on the way at the cut, pin it, and say that all is there, unless that was said just now."""
         stages = {stage: head.version for stage, head in todo.cut.items()}
-        names = tuple(sorted(each.name for each in snapshots))
+        mine = {each.name for each in snapshots}
+        # Those that the app has given up, until a sweep has taken them: it may be killed before.
+        mine |= {
+            name
+            for name in (last.snapshots if last is not None else ())
+            if name not in mine and SNAPSHOTS.find(self.target, name, self.app) is not None
+        }
+        names = tuple(sorted(mine))
         if last is not None and last.stages == stages and (not last.lacks or self.reader is None):
             if last.snapshots == names and seen_ms - last.seen_ms < _BEAT_MS:
                 return last
@@ -303,7 +306,7 @@ class Replicator:
 
     def _tell(self, cut: ReplicaCut) -> None:
         """Leave word with the app of how far its replica is; who may only read there need not."""
-        at = (cut.stages, cut.time_ms, cut.seen_ms, cut.lacks, self.only_snapshots, self.by)
+        at = (cut.stages, cut.time_ms, cut.seen_ms, cut.lacks, self.by)
         try:
             REPLICAS.put(self.store, KnownReplica(self.app, replicas.root_id(self.target.url), self.target.url, *at))
         except Forbidden:
@@ -316,13 +319,12 @@ class Replicator:
         self.pair.check_not_recovering()
         if last is None or cut != last or self._swept is None:
             drop_older(self.target, cut)
-        state = (todo.limit, cut.snapshots, self._forgotten)
+        # `gc` and `forget` delete, then log: a sweep before that is too early, and the entry asks for another.
+        state = (todo.limit, cut.snapshots, self._forgotten, newest_operation(self.store, self.app))
         if self._swept == state:
             return 0
-        had = last.snapshots if last is not None else ()
-        at = (self.store, self.target, self.app, todo, had)
-        gone = list(sweep(*at, by=self.by, only_snapshots=self.only_snapshots))
-        for key in gone:
+        gone = sweep(self.store, self.target, self.app, todo, cut.snapshots, by=self.by)
+        for key in gone or ():
             self.copier.forget(key)
-        self._swept = state
-        return len(gone)
+        self._swept = state if gone is not None else None
+        return len(gone or ())

@@ -21,7 +21,7 @@ class Pair:
     target: ObjectStore
     app: str
 
-    def replica(self, *, only_snapshots: bool, recovering: bool = False) -> Replica | None:
+    def replica(self, *, recovering: bool = False) -> Replica | None:
         """What the target says of itself; None where nothing is begun there. Writes nothing.
 
         Raises `NotFound` where there is no such app, `Refused` where the target is something else, or is being
@@ -58,9 +58,6 @@ class Pair:
             )
         if found.state != "copy" or found.root != here:
             raise self._not_of_here(found, where)
-        if found.snapshots_only != only_snapshots:
-            has, say = ("snapshots only", "with") if found.snapshots_only else ("every version", "without")
-            raise Refused(f"{where} is a replica of {has}", hint=f"say it {say} --snapshots, or choose another root")
         if not recovering:
             self.check_not_recovering()
         return found
@@ -77,17 +74,15 @@ class Pair:
             hint="choose another root; where the app runs now says `slackwater status`",
         )
 
-    def begin(self, by: str, *, only_snapshots: bool) -> None:
+    def begin(self, by: str) -> None:
         """Say that the app's folder in the target is its replica: before it, nothing is there."""
         apps.check_root(self.target)
         apps.check_free(self.target, self.app)
         created_ms, now_ms = apps.read_app(self.store, self.app).created_ms, instants.now_ms()
-        wanted = Replica(
-            self.app, self.store.url, created_ms, snapshots_only=only_snapshots, by=by, time_ms=now_ms
-        )  # fmt: skip
+        wanted = Replica(self.app, self.store.url, created_ms, by=by, time_ms=now_ms)
         key = keys.replica(self.app)
         if notes.add(self.target, key, wanted, under=lambda each: keys.replica(each.app)) != wanted:
-            self.replica(only_snapshots=only_snapshots)
+            self.replica()
             return
         apps.try_storage(self.target, key, wanted)
 

@@ -42,41 +42,41 @@ def drop_older(target: ObjectStore, cut: ReplicaCut) -> None:
 
 
 def sweep(
-    store: ObjectStore, target: ObjectStore, app: str, todo: Todo, had: Iterable[str], *, by: str, only_snapshots: bool
-) -> Iterator[str]:
-    """Delete what the app has not any more; gives the keys. `had` are the snapshots of the app that were there before.
+    store: ObjectStore, target: ObjectStore, app: str, todo: Todo, had: Iterable[str], *, by: str
+) -> list[str] | None:
+    """Delete what the app has not any more; returns the keys. `had` are the app's snapshots that were there before.
 
-    Where somebody else does that at the same moment, nothing goes. Raises `Unavailable`.
+    Returns None, and has not swept, where somebody else collects, forgets or sweeps at the same moment: the next round
+    sweeps. Raises `Unavailable`.
     """
     stages = tuple(target.list_folders(keys.stages(app)))
     # In this order: what somebody else copies meanwhile is in neither, or in both.
     here = {stage: [info.key for info in target.list(keys.ssts(app, stage))] for stage in stages}
     theirs = {stage: {info.key for info in store.list(keys.ssts(app, stage))} for stage in stages}
-    if not only_snapshots and last_final(store, app) != todo.limit:
-        return  # another collection: the next round sees what it leaves
+    if last_final(store, app) != todo.limit:
+        return None
     if was_forgotten(store, app) != was_forgotten(target, app):
-        return  # keys were taken out meanwhile: what has the rest is not there yet
-    names = {each.name for each in todo.snapshots}
+        return None  # what has the rest is not there yet
+    names, gone = {each.name for each in todo.snapshots}, list[str]()
     for name in had:
         if name not in names and SNAPSHOTS.find(target, name, app) is not None:
             remove(target, app, name)
-            yield keys.note(keys.snapshots(app), name)
+            gone.append(keys.note(keys.snapshots(app), name))
     try:
         limit = settle(target, app, todo, by=by)
     except Refused:
-        return  # somebody else sweeps at this moment: what that leaves, the next round finds
+        return None
     for stage in stages:
         there = tuple(history.list_manifests(target, app, stage))
         stay = [version for version, _ in there if limit.allows(stage, version)]
         # What the replica has for itself alone, the app may have collected.
-        mine = stay if only_snapshots else [version for version in stay if not todo.limit.allows(stage, version)]
+        mine = [version for version in stay if not todo.limit.allows(stage, version)]
         named = theirs[stage].union(*(_named(target, app, stage, version) for version in mine))
-        gone = [info.key for version, info in there if not limit.allows(stage, version)]
-        gone += [key for key in here[stage] if key not in named]
-        yield from _deleted(target, gone)
-    yield from _deleted(target, _shared_gone(target, app))
-    yield from _deleted(target, [info.key for info in gone_from(store, target, app)])
-    yield from _deleted(target, list(_records_gone(store, target, app, names)))
+        gone += _deleted(target, [info.key for version, info in there if not limit.allows(stage, version)])
+        gone += _deleted(target, [key for key in here[stage] if key not in named])
+    gone += _deleted(target, _shared_gone(target, app))
+    gone += _deleted(target, [info.key for info in gone_from(store, target, app)])
+    return gone + _deleted(target, list(_records_gone(store, target, app, names)))
 
 
 def _shared_gone(target: ObjectStore, app: str) -> list[str]:
@@ -96,10 +96,10 @@ def _records_gone(store: ObjectStore, target: ObjectStore, app: str, theirs: set
     yield from (key for key in here if key not in left and key not in own)
 
 
-def _deleted(target: ObjectStore, gone: Iterable[str]) -> Iterator[str]:
+def _deleted(target: ObjectStore, gone: list[str]) -> list[str]:
     for key in gone:
         target.delete(key)
-        yield key
+    return gone
 
 
 def _named(target: ObjectStore, app: str, stage: str, version: int) -> frozenset[str]:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import Corruption, NotFound, SlackwaterError, Unavailable
+from ...errors import Corruption, NotFound, Refused, SlackwaterError, Unavailable
 from ...moments.cut.graph import Cut, Thinned, channels, violations
 from ...moments.cut.in_flight import InFlight
 from ...moments.cut.moments import stages_of
 from ...moments.cut.refs import Named, Ref, parse
+from ...moments.cut.replicas import REPLICAS
 from ...moments.cut.resolve import cut_at
 from ...moments.cut.stored import Snapshot, read_snapshot
 from ...moments.status.archives import ArchiveStatus, status_of
@@ -25,7 +26,7 @@ from ...store.archive.index import ArchiveIndex, ArchiveObject
 from ...store.archive.objects import ArchivedRecords, ArchiveWriter, fetch
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import history, keys
+from ...store.versions import apps, history, keys
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts, side_manifests, tables_of
 from .captured import Rereader, channel_states, check_captured, check_markers, markers_of, recount, reread_markers
@@ -145,6 +146,8 @@ class Report:
     """Empty for a cut that is what it claims to be."""
     not_reread: tuple[str, ...]
     """What was to be read again and is not there any more, or not within reach. No difference."""
+    not_looked_at: tuple[str, ...]
+    """What this verification leaves out, a line each."""
     requests: int
     """To the app's store root."""
     bytes_read: int
@@ -228,11 +231,27 @@ def verify(
         checks=tallies,
         differences=differences,
         not_reread=tuple(not_reread),
+        not_looked_at=tuple(_left_out(counting, cut, deep=deep)),
         requests=counting.requests,
         bytes_read=counting.bytes_read,
         archives=archives,
         thinned_out=cut.thinned,
     )
+
+
+def _left_out(store: ObjectStore, cut: Cut, *, deep: bool) -> Iterator[str]:
+    """Say what verifying a cut does not look at. Two requests; what cannot be read has nothing to add."""
+    if not deep:
+        yield "bytes of objects beyond their sizes, versions before the last step, records in flight in Kafka (--deep)"
+    yield "objects that only other versions and snapshots name"
+    if sinks := sorted({name for each in cut.stages.values() for name in each.sinks}):
+        yield f"what the sinks {', '.join(sinks)} have published"
+    with suppress(Corruption, Refused):
+        info = apps.find_app(store, cut.app)
+        if info is not None and info.origin is not None and not info.origin.deep:
+            yield f"the input archive of {info.origin.app}, which replays of this clone read"
+        for each in REPLICAS.all(store, cut.app):
+            yield f"the replica in {each.root}: slackwater verify {cut.app} --store {each.root}"
 
 
 def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Verified]) -> tuple[Cut, Snapshot | None]:

@@ -8,7 +8,6 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from ...errors import ObjectNotFound
-from ...moments.cut.replicas import copied_snapshot
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon, keys
 from ...store.versions.manifest import Input, Lost, Manifest, Output, Reset, Sink
@@ -67,8 +66,6 @@ def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tup
     with noted(wrong):
         # After the listing: what a collection takes meanwhile is beyond the boundary that is seen then.
         limit = horizon.newest(store, app)
-    if (copied := copied_snapshot(store, app)) is not None:  # what lies behind is being copied
-        found = [version for version in found if version <= copied.get(stage, 0)]
     first = min(found, default=0)
     if stage in limit.first:
         first = limit.first[stage]
@@ -76,7 +73,7 @@ def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tup
         wrong += (
             f"{keys.manifest(app, stage, version)} is missing: what was collected of {stage} left v{version}"
             for version in (*limit.kept.get(stage, ()), first)
-            if version not in found and (copied is None or version <= copied.get(stage, 0))
+            if version not in found
         )
     whole = [version for version in found if version >= first]
     wrong += (

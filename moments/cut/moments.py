@@ -5,7 +5,7 @@ A stage that was retired by then is in none of them, but in those that are asked
 A stage that was renamed (`keep.migrate.migration`) is found by each name that it has and had.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -18,7 +18,6 @@ from ...store.versions.migrations import MIGRATIONS
 from ...store.versions.side_tables import may_have, owner
 from .graph import Cut, Thinned, lower_receivers, raise_senders
 from .line import Line
-from .replicas import copied_snapshot
 
 
 def stages_of(store: ObjectStore, app: str, *having: str) -> tuple[str, ...]:
@@ -52,15 +51,7 @@ def heads_of(store: ObjectStore, app: str, stages: Iterable[str]) -> dict[str, M
 
 
 def newest(store: ObjectStore, app: str, stages: tuple[str, ...]) -> dict[str, Manifest]:
-    """The newest versions of all stages, retired or not, made consistent; of one stage alone its own.
-
-    Of a replica of snapshots, the versions of the newest that is whole.
-    """
-    if (copied := copied_snapshot(store, app)) is not None:
-        there = {stage: history.find(store, app, stage, copied[stage]) for stage in stages if stage in copied}
-        if None in there.values() and copied_snapshot(store, app) != copied:
-            return newest(store, app, stages)  # there is a newer one, and that one's versions went
-        return {stage: head for stage, head in there.items() if head is not None}
+    """The newest versions of all stages, retired or not, made consistent; of one stage alone its own."""
     found = heads_of(store, app, stages)
     # The app may be running: a sender read before its receiver may be older than what the receiver consumed since.
     return raise_senders(found, partial(history.read, store, app)) if len(stages) > 1 else found
@@ -88,9 +79,6 @@ def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: 
     Where the history is not whole any more, the newest cut left that is as old; empty without one. If `asked`, a stage,
     was retired by then: the cut with which it ended.
     """
-    if (copied := copied_snapshot(store, app)) is not None:
-        as_old = (cut for cut in _copied(store, app, copied, time_ms) if cut.time_ms <= time_ms)
-        return next(as_old, Cut(app, {}))
     found = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
     if asked in found and found[asked].retired:
         return cut_around(store, stages, found[asked])
@@ -101,15 +89,6 @@ def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: 
     return without_retired(store, app, _settled(store, found))
 
 
-def _copied(
-    store: ObjectStore, app: str, copied: Mapping[str, int], asked_ms: int, kept: Manifest | None = None
-) -> Iterator[Cut]:
-    """The moments of a replica of snapshots, the newest first; there are no others."""
-    stages = {stage: history.read(store, app, stage, version) for stage, version in copied.items()}
-    yield without_retired(store, app, stages, kept)
-    yield from (_of_moment(store, app, each, asked_ms) for each in reversed(horizon.newest(store, app).moments))
-
-
 def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) -> Cut:
     """The prefix of the app's line that ends with `commit`.
 
@@ -117,10 +96,6 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
     that in which every stage has its first version of the whole history. Empty without one.
     """
     app = commit.app
-    if (copied := copied_snapshot(store, app)) is not None:
-        having = [cut for cut in _copied(store, app, copied, commit.time_ms, commit)
-                  if commit.stage in cut.stages and cut.stages[commit.stage].version == commit.version]  # fmt: skip
-        return having[-1] if having else Cut(app, {})
     found = Line(store, Cut(app, newest(store, app, stages))).up_to(commit)
     limit = horizon.newest(store, app)
     if limit.is_whole(found.versions):

@@ -7,14 +7,13 @@ has a number of its own, put where there is none: of two that copy at once, neit
 
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
 import xxhash
 from msgspec import Struct
 
 from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, checks, keys, limits, notes
+from ...store.versions import checks, keys, limits, notes
 from ...store.versions.checks import Wrong
 from ...store.versions.manifest import AppInfo
 from ...store.versions.notes import Notes
@@ -34,8 +33,6 @@ class Replica(Struct, frozen=True):
     state: State = "copy"
     """A copy, which nobody but `replicate` writes to; the app itself, since it was recovered; or left behind: its
     stages were fenced, and the app runs under `root`."""
-    snapshots_only: bool = False
-    """Whether only the moments of snapshots are copied."""
     topics: dict[limits.Topic, limits.Topic] = {}
     """Users' topics that the app reads under another name since it was recovered, by their names as declared."""
     by: limits.Line = ""
@@ -137,7 +134,6 @@ class KnownReplica(Struct, frozen=True):
     time_ms: limits.TimeMs
     seen_ms: limits.TimeMs
     lacks: limits.Text = ""
-    snapshots_only: bool = False
     by: limits.Line = ""
 
 
@@ -155,12 +151,11 @@ class ReplicaLag(NamedTuple):
 
     root: str
     versions: int
-    """Committed and not copied, of all stages; of a replica of snapshots since its newest."""
+    """Committed and not copied, of all stages."""
     seen_ms: int
     """When it lacked nothing: so old is what would be lost, at most."""
     lacks: str
     """Why records in flight are not kept with it; empty where they are."""
-    snapshots_only: bool
     by: str
 
 
@@ -172,7 +167,6 @@ def lags_of(store: ObjectStore, app: str, heads: Mapping[str, int]) -> tuple[Rep
             sum(max(0, version - each.stages.get(stage, 0)) for stage, version in heads.items()),
             each.seen_ms,
             each.lacks,
-            each.snapshots_only,
             each.by,
         )
         for each in REPLICAS.all(store, app)
@@ -194,29 +188,6 @@ def forget(store: ObjectStore, app: str, root: str) -> bool:
 def newest_cut(store: ObjectStore, app: str) -> ReplicaCut | None:
     """What a replica is complete up to; None for nothing yet. A listing, and a read. Raises `Corruption`."""
     return CUTS.newest(store, app)
-
-
-# By store, as `history` keeps manifests: an app that is there is made no replica any more.
-_others: WeakKeyDictionary[ObjectStore, set[str]] = WeakKeyDictionary()
-
-
-def copied_snapshot(store: ObjectStore, app: str) -> Mapping[str, int] | None:
-    """Of a replica of snapshots, the version of each stage at the newest that is whole; None of all other apps.
-
-    What lies behind that a round is copying at this moment. A request the first time that a process asks about an app,
-    of such a replica three each time. Raises `NotFound` where its first round is not done.
-    """
-    others = _others.setdefault(store, set())
-    if app in others:
-        return None
-    found = find(store, app)
-    if found is None or not found.snapshots_only or found.state != "copy":
-        others.add(app)
-        return None
-    if (cut := newest_cut(store, app)) is None:
-        apps.read_app(store, app)  # which is written after it
-        return {}
-    return cut.stages
 
 
 def older_cuts(store: ObjectStore, newest: ReplicaCut) -> tuple[ReplicaCut, ...]:

@@ -126,6 +126,11 @@ def _is_unicode(text: str) -> bool:
 def _parse_or_say(text: object, field: pa.Field, name: str, expected: str) -> pa.Array:
     try:
         return _parse(text, field.type)
+    except UnicodeEncodeError as error:
+        raise Usage(
+            f"{text!r} for key column {field.name!r} of table {name!r} is not valid UTF-8",
+            hint=r"in Python, bytes ask for a key that is not UTF-8: get('TABLE', b'\xff')",
+        ) from error
     except _UNPARSABLE as error:
         raise Usage(
             f"{text!r} is no {field.type} for key column {field.name!r}: the key of table {name!r} is {expected}",

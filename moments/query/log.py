@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import islice, zip_longest
+from typing import NamedTuple
 
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
 from ...store.versions.horizon import Boundary
-from ...store.versions.manifest import Lost, Manifest, VersionKind, is_internal
+from ...store.versions.manifest import Input, Lost, Manifest, VersionKind, is_internal
 from ..cut.line import newest_first
 from ..cut.lineage import Window, direct, losses
 from ..cut.moments import heads_of, newest, stages_of
@@ -19,17 +20,30 @@ _CLOCK_SLACK_MS = 3_600_000
 """How far the clocks of storage and of writers may differ, before a snapshot's name could be missing."""
 
 
-Starts = Callable[[str], tuple[int, ...] | None]
-"""The first offset that Kafka holds of each partition of a topic, None when there is no such topic.
+class Remaining(NamedTuple):
+    """What is still there of the topic that an input has read."""
 
-Raises `Refused` (the broker does not let us look) and `Unavailable` (Kafka did not answer).
-"""
+    starts: tuple[int, ...] = ()
+    """By partition, the first offset from which on Kafka or the input archive has all; empty where nothing is left."""
+    is_another: bool = False
+    """Whether the topic that has the name now is another one: it was deleted and made again."""
+
+    def has(self, partition: int, offset: int) -> bool:
+        """Whether nothing of a partition from this offset on is gone."""
+        return partition < len(self.starts) and self.starts[partition] <= offset
 
 
-def _is_held(starts: Starts, topic: str, partition: int, offset: int) -> bool:
-    """Whether nothing of a partition from this offset on is gone."""
-    first = starts(topic)
-    return first is not None and partition < len(first) and first[partition] <= offset
+RemainingOf = Callable[[Input], Remaining]
+"""Raises `Refused` (the broker does not let us look) and `Unavailable` (Kafka did not answer)."""
+
+
+class Unreplayable(NamedTuple):
+    """How far back the versions of a stage cannot be replayed."""
+
+    version: int
+    """The last version whose input is gone, in part at least."""
+    replaced: tuple[str, ...]
+    """Topics that it read and that were deleted and made again since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +90,19 @@ class LogEntry:
     replayable: bool | None = None
     """Whether the version before it and all that it read are still there; None when that is not known, and for one
     that read nothing."""
+    replaced: tuple[str, ...] = ()
+    """Topics that it read and that were deleted and made again since, as far as that is known."""
 
 
 def entries(
-    store: ObjectStore, app: str, limit: int = 50, *, stage: str = "", starts: Starts | None = None
+    store: ObjectStore, app: str, limit: int = 50, *, stage: str = "", held_of: RemainingOf | None = None
 ) -> tuple[LogEntry, ...]:
     """The newest `limit` versions of the app (0 for all), or of one stage, newest first: the app's line from its end.
 
     Where old versions were collected, those that are left follow the others. Reads the manifests it shows, one more for
-    each stage, and the snapshots written since the oldest of them. With `starts`, Kafka is asked once for each topic
-    what it still holds. Raises `NotFound` (there is no such app or stage).
+    each stage, and the snapshots written since the oldest of them. With `held_of`, Kafka is asked what it still holds.
+
+    Raises `NotFound` (there is no such app or stage).
     """
     stages = stages_of(store, app, stage)
     line = newest_first(store, app, newest(store, app, (stage,) if stage else stages), left=True)
@@ -98,15 +115,15 @@ def entries(
     for snapshot in list_snapshots(store, app, since_ms=since_ms):
         for part in snapshot.stages.items():
             names.setdefault(part, []).append(snapshot.name)
-    once, limits = cache(starts) if starts is not None else None, horizon.newest(store, app)
-    return tuple(_entry(store, manifest, names, once, limits) for manifest in manifests)
+    limits = horizon.newest(store, app)
+    return tuple(_entry(store, manifest, names, held_of, limits) for manifest in manifests)
 
 
 def _entry(
     store: ObjectStore,
     manifest: Manifest,
     names: Mapping[tuple[str, int], Sequence[str]],
-    starts: Starts | None,
+    held_of: RemainingOf | None,
     limits: Boundary,
 ) -> LogEntry:
     left, table = limits.before(manifest.stage, manifest.version), manifest.table
@@ -114,8 +131,11 @@ def _entry(
     earlier = history.before(store, manifest) if gone is None else None
     windows = direct(earlier, manifest, losses(manifest)) if earlier else ()
     replayable = False if gone else None
-    if starts is not None and windows:
-        replayable = all(_is_held(starts, each.topic, each.partition, each.start) for each in windows)
+    replaced: tuple[str, ...] = ()
+    if held_of is not None and windows:
+        held = {source.topic: held_of(source) for source in manifest.inputs.values()}
+        replayable = all(held[each.topic].has(each.partition, each.start) for each in windows)
+        replaced = tuple(topic for topic in {each.topic: None for each in windows} if held[topic].is_another)
     backfills = manifest.backfills if manifest.kind == "backfill" else ()
     program, before = manifest.program, earlier.program if earlier is not None else None
     is_another = program is not None and before is not None and program.checksum != before.checksum
@@ -154,6 +174,7 @@ def _entry(
         backfilled=tuple(each.name for each in values if each.id in ids and not is_internal(each.name)),
         attached=batches_brought(manifest),
         replayable=replayable,
+        replaced=replaced,
     )
 
 
@@ -165,24 +186,21 @@ def batches_brought(manifest: Manifest) -> str:
     return f"batch {last}" if first == last else f"batches {first} to {last}"
 
 
-def unreplayable(store: ObjectStore, app: str, starts: Starts) -> dict[str, int]:
-    """By stage, the last version whose input is gone from Kafka, in part at least; stages without one are left out.
+def unreplayable(store: ObjectStore, app: str, held_of: RemainingOf) -> dict[str, Unreplayable]:
+    """By stage, up to which version the input is gone from Kafka, in part at least; stages without one are left out.
 
     A request a topic, and manifests as a binary search over versions reads them. Raises `NotFound` (there is no such
     app), and `Refused` (the broker does not let us look).
     """
-    once = cache(starts)
 
     def is_gone(manifest: Manifest) -> bool:
         """Whether the version after this one read what is gone."""
-        return any(
-            not _is_held(once, read.topic, partition, offset)
-            for read in manifest.inputs.values()
-            for partition, offset in enumerate(read.offsets)
-        )
+        held = ((held_of(source), source) for source in manifest.inputs.values())
+        return any(not left.has(*place) for left, source in held for place in enumerate(source.offsets))
 
     found, read, first = {}, partial(history.read, store, app), partial(history.first_version, store, app)
     for stage, head in heads_of(store, app, stages_of(store, app)).items():
         if (last := history.newest_where(read, first, head, is_gone)) is not None:
-            found[stage] = min(last.version + 1, head.version)
+            replaced = (source.topic for source in last.inputs.values() if held_of(source).is_another)
+            found[stage] = Unreplayable(min(last.version + 1, head.version), tuple(replaced))
     return found

@@ -145,6 +145,8 @@ class Beat(Struct, frozen=True):
     """The stages it has claimed, and under which epoch."""
     batches: dict[limits.Name, limits.Count] = {}
     """Of those that are the state of a query of Spark's, how many batches the query had committed."""
+    waits: dict[limits.Name, limits.Line] = {}
+    """Of those that worked at nothing, what they waited for, as far as the runner knew."""
 
 
 RUNNERS = Notes(Beat, keys.runners, lambda runner: runner.writer)
@@ -213,6 +215,12 @@ def batches_behind(head: Manifest, alive: Iterable[Beat]) -> int | None:
         if runner.stages.get(head.stage) == head.epoch and head.stage in runner.batches
     ]
     return max(0, said[0] - head.attached.next_batch) if said and head.attached is not None else None
+
+
+def waits_for(head: Manifest, alive: Iterable[Beat]) -> str:
+    """Return what a stage waited for when its runner gave its last sign of life; empty where it said nothing."""
+    said = (runner.waits.get(head.stage, "") for runner in alive if runner.stages.get(head.stage) == head.epoch)
+    return next(said, "")
 
 
 def sweep(store: ObjectStore, app: str, writer: str) -> None:

@@ -104,6 +104,8 @@ class StageOverview:
     """How many batches of that query it lacks, as whoever follows it said last; None where nobody does."""
     late: int = 0
     """Rows since it began that were left out of the table, because they came too late."""
+    waits_for: str = ""
+    """What it waited for when its runner gave its last sign of life; empty where it worked, or nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,7 @@ def _stage_overview(
         attached=head.attached,
         batches_behind=lag.batches_behind(head, alive or ()),
         late=times.late_total if times is not None else 0,
+        waits_for=lag.waits_for(head, alive or ()),
     )
 
 

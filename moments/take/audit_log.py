@@ -179,6 +179,11 @@ def list_operations(
     return tuple(islice(found, min(limit, sys.maxsize) or None))
 
 
+def newest_operation(store: ObjectStore, app: str) -> str:
+    """The key of the newest operation; empty for none. One listing."""
+    return max((info.key for info in OPERATIONS.listed(store, app)), default="")
+
+
 def _newest_first(store: ObjectStore, app: str, since_ms: int = 0) -> Iterator[Operation]:
     listed = sorted(OPERATIONS.listed(store, app), key=lambda info: info.key, reverse=True)
     # By their keys: what is older is not read, be it damaged.

@@ -53,7 +53,7 @@ def check_unused(store: ObjectStore, app: str) -> None:
             first = f"merge what {name} shares (slackwater compact {name} --full), and let gc collect what came before"
         raise Refused(
             f"app {clone!r}{_under(root)} lives from {app}: it is a clone, and shares its SSTs",
-            hint=f"{first}; with --force {app} goes all the same, and {clone} is damaged",
+            hint=f"{first}; `slackwater app rm {app} --force` removes {app} all the same, and {clone} is damaged",
         )
 
 
@@ -74,7 +74,8 @@ def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
             raise Refused(
                 f"app {snapshot.clone!r} was cloned from snapshot {snapshot.name!r} of {snapshot.app} "
                 f"under {snapshot.clone_root}, and from here nothing is to be seen there: it may live on",
-                hint=f"do this where {snapshot.clone_root} can be read, or say --force if the clone is gone",
+                hint=f"do this where {snapshot.clone_root} can be read; or, if the clone is gone, remove what keeps "
+                f"its state: slackwater snapshot rm {snapshot.app} {snapshot.name} --force",
             )
         return False
     origin = info.origin
@@ -180,7 +181,7 @@ def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = Fa
         raise Refused(
             f"app {snapshot.clone!r}{_under(snapshot.clone_root)} is a clone that lives from snapshot {name!r} of "
             f"{app}: without it, its state may be collected",
-            hint=f"remove the app {snapshot.clone} first, or say --force",
+            hint=f"remove the app {snapshot.clone} first, or damage it: slackwater snapshot rm {app} {name} --force",
         )
     # A pin whose clone is gone may be all that keeps SSTs for clones of that clone.
     others = (each for each in list_snapshots(store, app) if each.kind == "clone" and each.name != name)
@@ -191,6 +192,6 @@ def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = Fa
                 raise Refused(
                     f"app {other!r}{_under(root)} comes from {snapshot.clone!r}, and snapshot {name!r} of {app} keeps "
                     "part of its state",
-                    hint=f"remove the app {other} first, or say --force",
+                    hint=f"remove the app {other} first, or damage it: slackwater snapshot rm {app} {name} --force",
                 )
     return snapshot

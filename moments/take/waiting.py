@@ -166,6 +166,6 @@ def _unanswered(app: str, name: str, found: Mapping[str, StageAnswer], timeout_s
     return Unavailable(
         f"snapshot {name!r} of {app} was not complete after {timeout_s:g} s and is withdrawn: {who}",
         hint=f"is every stage running? (`slackwater status {app}`) "
-        "--timeout waits longer, --instant needs no running app"
+        "--timeout waits longer, --no-wait leaves it to the next runner, --instant needs no running app"
         + (f"; {ask_whether_gone(app, asked)}" if asked else ""),
     )

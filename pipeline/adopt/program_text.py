@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from ...errors import Refused
+from ...fold.kinds.due import window_of
 from ...keep.adopt.buffers import declared_from
-from ...keep.attach.checkpoint import ReadableTable
+from ...keep.attach.checkpoint import ReadableTable, times_out
 from ..source.spark_types import spark_schema_of
 
 _TODO = "# The query's own: from the source's rows to those before its stateful operator."
@@ -103,8 +104,8 @@ def _source_type(function: str, kind: pa.DataType) -> pa.DataType:
 def _session(tables: Sequence[ReadableTable], app: str) -> _Declared:
     (table,) = tables
     begin = table.key.names[-1]
-    window = table.values.names[0].removesuffix("_start")
-    declared, columns, notes = _aggregates(pa.schema(list(table.values)[2:]))
+    window, *_ = table.values.names
+    declared, columns, notes = _aggregates(pa.schema(list(table.values)[1:]))
     key = [(each.name, _spark(each.type)) for each in table.key if each.name != begin]
     made = {window: 'F.session_window("at", "5 minutes")'}
     return _Declared(
@@ -162,16 +163,16 @@ def _join(tables: Sequence[ReadableTable], sides: Sequence[str]) -> _Declared:
 def _pandas(tables: Sequence[ReadableTable]) -> _Declared:
     (table,) = tables
     fields = [(each.name, _spark(each.type)) for each in table.values]
-    times_out = bool(fields) and fields[-1][0].startswith("due_at") and fields[-1][1] == "timestamp"
+    timed = times_out(table.values)
     key, columns, made, _ = _key(table)
-    ddl = ", ".join(f"{name} {kind}" for name, kind in fields[: -1 if times_out else None])
+    ddl = ", ".join(f"{name} {kind}" for name, kind in fields[: -2 if timed else None])
     output = ", ".join(f"{name} {kind}" for name, kind in columns)
     before = '''
         def the_function(key, frames, state):
             """The query's own."""
             raise NotImplementedError
         '''
-    timeout = "ProcessingTimeTimeout" if times_out else "NoTimeout"
+    timeout = "ProcessingTimeTimeout" if timed else "NoTimeout"
     state = f'sw.pandas_state(the_function, "{output}", "{ddl}", "{timeout}")'
     return _Declared(key, state, columns, before=before, made=made)
 
@@ -199,16 +200,10 @@ def _key(table: ReadableTable) -> tuple[list[str], list[tuple[str, str]], dict[s
     """The key's names, the columns that they are made of, and how, and the column with a watermark."""
     if table.kind in ("total", "limit"):
         return list(table.key.names), [], dict.fromkeys(table.key.names, 'F.lit(0).cast("long")'), ""
-    names, columns, made, watermark = [], [], {}, ""
-    for each in table.key:
-        if table.kind == "window" and each.name == "window_start":
-            names.append("window")
-            columns.append(("at", "timestamp"))
-            made["window"], watermark = 'F.window("at", "1 hour")', "at"
-        elif table.kind != "window" or each.name != "window_end":
-            names.append(each.name)
-            columns.append((each.name, _spark(each.type)))
-    return names, columns, made, watermark
+    window = window_of(table.key)
+    columns = [("at", "timestamp") if each.name == window else (each.name, _spark(each.type)) for each in table.key]
+    made = {window: 'F.window("at", "1 hour")'} if window else {}
+    return table.key.names, columns, made, "at" if window else ""
 
 
 def _call(name: str, arguments: Sequence[str]) -> str:

@@ -77,6 +77,8 @@ class StageRunner:
         self.error: BaseException | None = None
         """What ended the stage, unless it was stopped."""
         self._closed_snapshots: frozenset[str] = frozenset()
+        self.job_group = ""
+        """That of its jobs in Spark, once its query was started."""
         self._batch_s = 0.0
         """What the batch before took."""
         self._span: BatchSpan | None = None
@@ -144,6 +146,7 @@ class StageRunner:
         self._wake_for(self.head)
         started = query.start(spark, self._config, self.head, self._on_batch, counts=self._meter.folder)
         self._query.set_result(started)
+        self.job_group = str(started.runId)
         return started
 
     def settle(self, timeout_s: float) -> None:

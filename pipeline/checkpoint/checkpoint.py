@@ -1,12 +1,13 @@
 """A Spark query's checkpoint, as it is now: its tables of state, the whole state of a batch, and what one changed."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -14,17 +15,19 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from ...errors import NotFound, ObjectNotFound, Refused
 from ...keep.attach.checkpoint import DELETED, ReadableBatch, ReadableTable
+from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.versions.column_types import in_backticks
 from ...whole_file import temporary_folder
 from .files import CheckpointFiles
 from .places import own_place, place
 from .state_files import StoreFolder
-from .tables import StateTable, state_table
+from .tables import StateTable, has, rebuilt, state_table
 
-_BATCH, _ORDER = "_batch", "_order"
+_BATCH = "_batch"
 _AT_A_TIME_BYTES = 32 << 20
 """So many bytes of change files are read by one job of Spark's, unless one batch has more."""
 _FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
@@ -155,16 +158,13 @@ class Checkpoint:
             *table.columns(),
             (F.col("change_type") == "delete").alias(DELETED),
             F.col("batch_id").alias(_BATCH),
-            F.monotonically_increasing_id().alias(_ORDER),
         )
         with self._by_spark(table, last):
             found = feed.toArrow()
-        # A key lies in one partition, whose changes come in the order in which they were made.
-        newest = found.group_by([_BATCH, *table.key.names]).aggregate([(_ORDER, "max")])[f"{_ORDER}_max"]
-        kept = found.filter(pc.is_in(found[_ORDER], newest))
         schema = _with_deleted(table)
         for batch in range(after + 1, last + 1):
-            yield kept.filter(pc.field(_BATCH) == batch).select(schema.names).cast(schema)
+            changed = found.filter(pc.field(_BATCH) == batch).select(schema.names).cast(schema)
+            yield _newest(changed, table.key.names)
 
     def _difference(self, table: StateTable, batch: int, spool: Path) -> pa.Table:
         """What differs between the whole states at the ends of a batch and of the one before it.
@@ -173,9 +173,9 @@ class Checkpoint:
         """
         before, after = (self._spooled(table, each, spool) for each in (batch - 1, batch))
         old, new = (self._spark.read.parquet(str(each)).alias(name) for name, each in (("old", before), ("new", after)))
-        changed = new.join(old, _same(table.schema), "left_anti").withColumn(DELETED, F.lit(False))
+        changed = new.join(old, _same(table.schema.names, new.schema), "left_anti").withColumn(DELETED, F.lit(False))
         gone = (
-            old.join(new, _same(table.key), "left_anti")
+            old.join(new, _same(table.key.names, new.schema), "left_anti")
             .select(*map(in_backticks, table.key.names))
             .withColumn(DELETED, F.lit(True))
         )
@@ -252,11 +252,25 @@ def _with_deleted(table: StateTable) -> pa.Schema:
     return pa.schema([*table.schema, pa.field(DELETED, pa.bool_())])
 
 
-def _same(columns: pa.Schema) -> Column:
+def _newest(rows: pa.Table, key: list[str]) -> pa.Table:
+    """The last row of each key, which lies in one partition: there changes come in the order of their making."""
+    keys = normalise_keys(rows.select(key), key)
+    order, repeats = sort_keys(hash_keys(keys, key), keys)
+    return rows.take(order[~np.append(repeats[1:], False)[: len(order)]])
+
+
+def _same(columns: Iterable[str], types: StructType) -> Column:
     """Whether rows of `old` and `new` are the same in these columns. Spark compares no maps, but their entries."""
 
-    def of(side: str, column: pa.Field) -> Column:
-        found = F.col(f"{side}.{in_backticks(column.name)}")
-        return F.map_entries(found) if pa.types.is_map(column.type) else found
+    def of(side: str, name: str) -> Column:
+        column, kind = F.col(f"{side}.{in_backticks(name)}"), types[name].dataType
+        return rebuilt(column, kind, _entries) if has(kind, MapType) else column
 
     return reduce(Column.__and__, (of("old", each).eqNullSafe(of("new", each)) for each in columns), F.lit(True))
+
+
+def _entries(column: Column, kind: DataType) -> Column | None:
+    if isinstance(kind, MapType):
+        entry = StructType([StructField("key", kind.keyType), StructField("value", kind.valueType)])
+        return rebuilt(F.map_entries(column), ArrayType(entry), _entries)
+    return None if has(kind, MapType) else column

@@ -28,6 +28,9 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _PARTITIONS = "spark.sql.shuffle.partitions"
+_JOIN = "spark.sql.streaming.join.stateFormatVersion"
+_JOINS = ("1", "2", "3")
+"""Formats of a join's state: since 2 it says which rows have met one, and in 3 all is in one store."""
 _AT_A_TIME = 16
 _PIECE_BYTES = 16 << 20
 
@@ -67,6 +70,13 @@ class CheckpointFiles:
             metadata += made
         operators = [operator_in(self._metadata[key], key) for key in metadata_of(metadata, newest)]
         self.operators = tuple(_with_partitions(each, keys) for each in sorted(operators, key=lambda each: each.id))
+        joins = [each for each in self.operators if each.kind == "join"]
+        if joins and (found := self._said(newest).conf.get(_JOIN, "2")) not in _JOINS:
+            raise Refused(
+                f"the join's state in the checkpoint {self.url} has format {found}, which cannot be read; "
+                f"expected one of {', '.join(_JOINS)}",
+                hint=f"{_JOIN} says the format, and only a query that begins anew can take another",
+            )
         if not self.operators:
             raise Refused(
                 f"the checkpoint {self.url} has no state: its query keeps none, or has not run a batch",

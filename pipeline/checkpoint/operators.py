@@ -111,8 +111,9 @@ def _tables(name: str, stores: Sequence[str], variables: Sequence[tuple[str, str
                 options = (("stateVarName", variable), ("flattenCollectionTypes", str(kind != _LIST).lower()))
                 yield Kept(variable, stores[0], options, has_feed=kind != _LIST)
     elif name == "symmetricHashJoin":
-        for store in stores:
-            if store.endswith(_ROWS_OF_A_SIDE):
-                yield Kept(store.removesuffix(_ROWS_OF_A_SIDE), store)
+        for side in ("left", "right"):
+            rows = f"{side}{_ROWS_OF_A_SIDE}"
+            # Since format 3 all is in one store, whose column families are called as the stores were before.
+            yield Kept(side, rows) if rows in stores else Kept(side, stores[0], (("storeName", rows),))
     else:
         yield Kept("", stores[0])

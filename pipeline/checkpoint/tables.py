@@ -1,16 +1,33 @@
-"""The tables of state that a query keeps, one for each store or state variable, with flat columns."""
+"""The tables of state that a query keeps, one for each store or state variable.
+
+The fields of a key and of a value are the columns. A struct within stays a struct: a null one and one of nulls are two
+keys.
+"""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, NullType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    VariantType,
+)
 
 from ...errors import Refused, Usage
+from ...keep.attach.checkpoint import DUE_AT, EXISTS
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.versions.column_types import in_backticks
 from ..source.spark_types import arrow_of
@@ -23,31 +40,37 @@ _KEYS = ("key", "user_map_key", "expiration_timestamp_ms")
 _VALUES = ("value", "user_map_value", "list_value")
 """Columns of Spark's reader, those that are there."""
 _TIMES = {
-    ("transform", ("expiration_timestamp_ms",)): ("due_at", F.timestamp_millis),
+    ("transform", ("expiration_timestamp_ms",)): (DUE_AT, F.timestamp_millis),
     ("transform", ("value", "ttlExpirationMs")): ("expires_at", F.timestamp_millis),
     ("transform", ("user_map_value", "ttlExpirationMs")): ("expires_at", F.timestamp_millis),
-    ("pandas", ("value", "timeoutTimestamp")): ("due_at", F.timestamp_millis),
-    ("map-groups", ("value", "timeoutTimestamp")): ("due_at", F.timestamp_millis),
+    ("pandas", ("value", "timeoutTimestamp")): (DUE_AT, F.timestamp_millis),
+    ("map-groups", ("value", "timeoutTimestamp")): (DUE_AT, F.timestamp_millis),
     ("distinct-within-watermark", ("value", "expiresAtMicros")): ("expires_at", F.timestamp_micros),
 }
 """Numbers of Spark's that are times, by kind and path: what they are called here. Below 0 there is none."""
-_AROUND = {"pandas": "groupState", "map-groups": "groupState", "transform": "value"}
-"""Structs of Spark's own around a user's state, whose names say nothing."""
+_AROUND = {
+    "pandas": (("groupState",), ("groupState", "timeoutTimestamp")),
+    "map-groups": (("groupState",), ("groupState", "timeoutTimestamp")),
+    "transform": (("value", "ttlExpirationMs"),),
+}
+"""Of structs of Spark's own around a user's state, the names of their fields, of which the first has it."""
 NO_KEY = "row"
 """The key of a table that has one row, such as that of a total: 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class FlatColumn:
-    """One flat column of a table, within a column of Spark's reader."""
+class ReaderColumn:
+    """One column of a table, within a column of Spark's reader."""
 
     name: str
     within: str
     place: tuple[int, ...]
-    """By position, from the outside in: a buffer of an aggregate has several fields of one name."""
+    """The field by position, from the outside in: a buffer of an aggregate has several fields of one name."""
     type: pa.DataType
     path: tuple[str, ...]
     """The same by Spark's names, the column first. Empty for a key where Spark has none."""
+    exists: bool = False
+    """Whether the column says that the field is not null, and not what is in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +96,7 @@ class StateTable:
     has_feed: bool
     key: pa.Schema
     values: pa.Schema
-    parts: tuple[FlatColumn, ...] = field(repr=False)
+    parts: tuple[ReaderColumn, ...] = field(repr=False)
     spark_types: dict[str, DataType] = field(repr=False)
     """Of the columns that Spark's reader gives."""
 
@@ -100,18 +123,20 @@ def state_table(name: str, operator: Operator, kept: Kept, schema: StructType) -
         grouping = getattr(types["key"], "fields", ())
         kind = "total" if not grouping else "window" if any(_is_window(each.dataType) for each in grouping) else kind
 
-    def parts(columns: Iterable[str]) -> Iterator[FlatColumn]:
+    def parts(columns: Iterable[str]) -> Iterator[ReaderColumn]:
         for column in columns:
             if column in types:
-                for each in _parts(types[column], (column,), name or kind):
-                    yield _named(each, kind)
+                yield from _columns(types[column], column, kind, name or kind)
 
-    key = [*parts(_KEYS)] or [FlatColumn(NO_KEY, "", (), pa.int64(), ())]
+    key = [*parts(_KEYS)] or [ReaderColumn(NO_KEY, "", (), pa.int64(), ())]
     keys = {each.name for each in key}
     # A session's value has its key once more.
     values = [each for each in parts(_VALUES) if kind != "session" or each.name not in keys]
-    flat = tuple(_unique([*key, *values]))
-    columns = [pa.field(each.name, each.type) for each in flat]
+    found = [*key, *values]
+    named = tuple(
+        replace(each, name=name) for each, name in zip(found, _unique(part.name for part in found), strict=True)
+    )
+    columns = [pa.field(each.name, each.type) for each in named]
     return StateTable(
         name,
         operator.id,
@@ -121,7 +146,7 @@ def state_table(name: str, operator: Operator, kept: Kept, schema: StructType) -
         kept.has_feed,
         pa.schema(columns[: len(key)]),
         pa.schema(columns[len(key) :]),
-        flat,
+        named,
         types,
     )
 
@@ -130,23 +155,32 @@ def _is_window(kind: DataType) -> bool:
     return isinstance(kind, StructType) and [(each.name, each.dataType) for each in kind.fields] == _WINDOW
 
 
-def _parts(kind: DataType, path: tuple[str, ...], table: str, place: tuple[int, ...] = ()) -> Iterator[FlatColumn]:
-    if isinstance(kind, StructType):
-        for number, each in enumerate(kind.fields):
-            yield from _parts(each.dataType, (*path, each.name), table, (*place, number))
-    elif not isinstance(kind, NullType):
-        name = _word("_".join(path[1:] or path))
-        yield FlatColumn(name, path[0], place, _storable(kind, ".".join(path), table), path)
+def _columns(of: DataType, column: str, kind: str, table: str) -> Iterator[ReaderColumn]:
+    """The columns of one of Spark's reader, of an operator of a kind: the fields of a struct."""
+    if not isinstance(of, StructType):
+        yield from _column(of, (column,), (), kind, table)
+        return
+    around = column in _VALUES and tuple(of.names) in _AROUND.get(kind, ())
+    for number, each in enumerate(of.fields):
+        path = (column, each.name)
+        if around and not number and isinstance(each.dataType, StructType):
+            for inner, one in enumerate(each.dataType.fields):
+                yield from _column(one.dataType, (*path, one.name), (0, inner), kind, table)
+            if kind != "transform" and len(of.fields) > 1:
+                yield ReaderColumn(EXISTS, column, (0,), pa.bool_(), path, exists=True)
+        else:
+            yield from _column(each.dataType, path, (number,), kind, table)
 
 
-def _named(part: FlatColumn, kind: str) -> FlatColumn:
-    """A column as an operator of a kind has it: times are times, and what is only around a user's state has no name."""
-    if (time := _TIMES.get((kind, part.path))) is not None:
-        return replace(part, name=time[0], type=_INSTANT)
-    _, *inside = part.path
-    if len(inside) > 1 and inside[0] == _AROUND.get(kind) and part.within in _VALUES:
-        return replace(part, name=_word("_".join(inside[1:])))
-    return part
+def _column(
+    of: DataType, path: tuple[str, ...], place: tuple[int, ...], kind: str, table: str
+) -> Iterator[ReaderColumn]:
+    if isinstance(of, NullType):
+        return
+    if (time := _TIMES.get((kind, path))) is not None:
+        yield ReaderColumn(time[0], path[0], place, _INSTANT, path)
+    else:
+        yield ReaderColumn(_word(path[-1]), path[0], place, _storable(of, path, table), path)
 
 
 def _word(name: str) -> str:
@@ -154,41 +188,119 @@ def _word(name: str) -> str:
     return _NO_NAME.sub("_", name).strip("_") or "value"
 
 
-def _unique(parts: Iterable[FlatColumn]) -> Iterator[FlatColumn]:
-    """The same with names that differ: of the second of a name, `sum_2`."""
+def _unique(names: Iterable[str]) -> Iterator[str]:
+    """The same names, but that all differ: the second of a name is `sum_2`."""
     seen: set[str] = set()
-    for each in parts:
-        name, number = each.name, 1
-        while name.lower() in seen:
+    for each in names:
+        name, number = each, 1
+        while name.casefold() in seen:
             number += 1
-            name = f"{each.name}_{number}"
-        seen.add(name.lower())
-        yield replace(each, name=name)
+            name = f"{each}_{number}"
+        seen.add(name.casefold())
+        yield name
 
 
-def _storable(kind: DataType, column: str, table: str) -> pa.DataType:
+def _storable(kind: DataType, path: tuple[str, ...], table: str) -> pa.DataType:
+    """The type of a table's column. Raises `Refused` for what none can have, by the field within that it is."""
+    if isinstance(kind, StructType) and kind.fields:
+        fields = [(each.name, _storable(each.dataType, (*path, each.name), table)) for each in kind.fields]
+        return pa.struct([(name, of) for (_, of), name in zip(fields, _field_names(kind), strict=True)])
     try:
-        return to_arrow(from_arrow(arrow_of(StructType([StructField(column, kind)])).field(0).type))
+        return to_arrow(from_arrow(arrow_of(StructType([StructField(path[-1], _stored(kind))])).field(0).type))
     except (Usage, TypeError, PySparkException) as error:
         raise Refused(
-            f"column {column} of state {table!r} has Spark's type {kind.simpleString()!r}, which no table can have",
+            f"column {'.'.join(path)} of state {table!r} has Spark's type {kind.simpleString()!r}, which no table can "
+            "have",
             hint="only a query without this column can be read",
         ) from error
 
 
+def _field_names(kind: StructType) -> Sequence[str]:
+    return [*_unique(map(_word, kind.names))]
+
+
+def _stored(kind: DataType) -> DataType:
+    """The type in which a value is kept: fields of structs have names that differ, and a variant is its JSON text."""
+    match kind:
+        case StructType():
+            fields = zip(_field_names(kind), kind.fields, strict=True)
+            return StructType([StructField(name, _stored(each.dataType)) for name, each in fields])
+        case ArrayType():
+            return ArrayType(_stored(kind.elementType))
+        case MapType():
+            return MapType(_stored(kind.keyType), _stored(kind.valueType))
+        case VariantType():
+            return StringType()
+        case NullType():
+            return BooleanType()
+        case _:
+            return kind
+
+
+def rebuilt(column: Column, kind: DataType, leaf: Callable[[Column, DataType], Column | None]) -> Column:
+    """The column with what `leaf` makes of values within it; what that is None for stays as it is."""
+    if (made := leaf(column, kind)) is not None:
+        return made
+    inner = partial(rebuilt, leaf=leaf)
+    match kind:
+        case ArrayType():
+            return F.transform(column, lambda each: inner(each, kind.elementType))
+        case MapType():
+            return F.transform_values(column, lambda _, each: inner(each, kind.valueType))
+        case StructType():
+            fields = [inner(column.getField(each.name), each.dataType).alias(each.name) for each in kind.fields]
+            return F.when(column.isNotNull(), F.struct(*fields))
+        case _:
+            return column
+
+
+def has(kind: DataType, wanted: type[DataType]) -> bool:
+    """Whether values of a type are of another, or have ones of it within."""
+    return isinstance(kind, wanted) or any(has(each, wanted) for each in _inside(kind))
+
+
+def _inside(kind: DataType) -> Sequence[DataType]:
+    match kind:
+        case StructType():
+            return [each.dataType for each in kind.fields]
+        case ArrayType():
+            return [kind.elementType]
+        case MapType():
+            return [kind.keyType, kind.valueType]
+        case _:
+            return []
+
+
+def _json(column: Column, kind: DataType) -> Column | None:
+    if isinstance(kind, VariantType):
+        return F.to_json(column)
+    return None if has(kind, VariantType) else column
+
+
 def _numbered(kind: DataType) -> DataType:
-    """The same type with the fields of structs named by their position, but for those in lists and maps."""
-    if not isinstance(kind, StructType):
-        return kind
-    return StructType([StructField(f"_{number}", _numbered(each.dataType)) for number, each in enumerate(kind.fields)])
+    """The same type with the fields of structs named by their position."""
+    match kind:
+        case StructType():
+            return StructType([StructField(f"_{n}", _numbered(each.dataType)) for n, each in enumerate(kind.fields)])
+        case ArrayType():
+            return ArrayType(_numbered(kind.elementType))
+        case MapType():
+            return MapType(_numbered(kind.keyType), _numbered(kind.valueType))
+        case _:
+            return kind
 
 
-def _select(part: FlatColumn, types: Mapping[str, DataType], kind: str) -> Column:
+def _select(part: ReaderColumn, types: Mapping[str, DataType], kind: str) -> Column:
     if not part.path:
         return F.lit(0).cast("long").alias(part.name)
-    column = F.col(in_backticks(part.within)).cast(_numbered(types[part.within]))
+    of = types[part.within]
+    column = F.col(in_backticks(part.within)).cast(_numbered(of))
     for number in part.place:
-        column = column.getField(f"_{number}")
+        column, of = column.getField(f"_{number}"), _inside(of)[number]
+    if part.exists:
+        return column.isNotNull().alias(part.name)
     if (time := _TIMES.get((kind, part.path))) is not None:
-        column = F.when(column >= 0, time[1](column))
-    return column.alias(part.name)
+        return F.when(column >= 0, time[1](column)).alias(part.name)
+    if has(of, VariantType):
+        column = rebuilt(column, _numbered(of), _json)
+    return column.cast(_stored(of)).alias(part.name)

@@ -72,8 +72,11 @@ def agreed(app: App, stage: Stage, table: Table | None, head: Manifest | None) -
     return replace(stored, compaction=table.compaction, ttl=found.table.ttl)
 
 
-def check_declared(app: App, stage: Stage, stored: Table | None) -> None:
-    """Refuse what does not fit, whatever the columns of the stage's rows are: those that are stored stand for them."""
+def check_declared(app: App, stage: Stage, stored: Table | None, *, with_spark: bool = True) -> None:
+    """Refuse what does not fit, whatever the columns of the stage's rows are: those that are stored stand for them.
+
+    Without Spark, those stand as well for the columns that a state names itself.
+    """
     if stored is None or stage.state is None:
         found = fit_table(stage.name, stored, None if stage.state is None else Table((), (), 1), {})
         if found.refused is not None:
@@ -84,7 +87,8 @@ def check_declared(app: App, stage: Stage, stored: Table | None) -> None:
     names, key = tuple(known), key_of_table(declared, [column.name for column in stored.values])
     kept, state = kind_of(stored.state), (stage.state if key == declared else stage.state.by_session("")) or stage.state
     columns = tuple(known.get(name, Column(name, "")) for name in key)
-    table = replace(stored, key=columns, state=state.stored, ttl=stage.table.ttl)
+    declaration = state if with_spark else state.declaration_over(kept)
+    table = replace(stored, key=columns, state=declaration.stored, ttl=stage.table.ttl)
     found = fit_table(stage.name, stored, table, {})
     if found.same:
         return
@@ -186,7 +190,7 @@ class Claimer:
         if head is not None and head.not_begun:
             head = None
         if head is not None:
-            check_declared(self.app, stage, head.table)
+            check_declared(self.app, stage, head.table, with_spark=False)
             for channel in stage.repartitions:
                 if (output := head.outputs.get(channel.name)) is not None:
                     self._same_channel(stage, output)

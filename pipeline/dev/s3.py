@@ -5,10 +5,13 @@ with link(2), so that of any number of writers exactly one wins. While an object
 `<key>-<uuid>`; what a crash leaves of those goes at the next start.
 """
 
+import hmac
 import http
 import http.client
 import re
 import uuid
+from base64 import b64encode
+from email.utils import formatdate
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,13 +20,16 @@ from .jars import Jars
 from .jvm_server import EmbeddedServer
 
 BUCKET = "slackwater"
+ACCESS_KEY = SECRET_KEY = "slackwater"  # noqa: S105  of a server that only this machine reaches
+"""The only credentials that the server takes."""
 _MARKS = "slackwater-dev"
 """A bucket with one object, which no other folder's server has."""
 
 _SETTINGS = """\
 s3proxy.endpoint=http://{host}:{port}
-# Any credentials will do: nobody but this machine can reach it.
-s3proxy.authorization=none
+s3proxy.authorization=aws-v2-or-v4
+s3proxy.identity={access_key}
+s3proxy.credential={secret_key}
 s3proxy.jetty.max-threads=32
 jclouds.provider=filesystem
 """
@@ -53,8 +59,8 @@ class EmbeddedS3(EmbeddedServer):
         """Environment variables with which any AWS client reaches this server."""
         return {
             "AWS_ENDPOINT_URL_S3": self.endpoint,
-            "AWS_ACCESS_KEY_ID": "slackwater",
-            "AWS_SECRET_ACCESS_KEY": "slackwater",
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
             "AWS_DEFAULT_REGION": "us-east-1",
         }
 
@@ -69,10 +75,13 @@ class EmbeddedS3(EmbeddedServer):
 
     def _gives(self, path: str, expected: bytes) -> bool:
         """Whether the server answers with something that holds these bytes."""
-        # The server asks for no signature, so plain HTTP is enough and boto3 need not be imported.
+        # Signed as AWS did first, which needs no more than this: boto3 takes long to import.
+        date = formatdate(usegmt=True)
+        said = f"GET\n\n\n{date}\n{path.partition('?')[0]}"
+        signature = b64encode(hmac.digest(SECRET_KEY.encode(), said.encode(), "sha1")).decode()
         connection = http.client.HTTPConnection(ports.HOST, self.port, timeout=_TIMEOUT_S)
         try:
-            connection.request("GET", path)
+            connection.request("GET", path, headers={"Date": date, "Authorization": f"AWS {ACCESS_KEY}:{signature}"})
             answer = connection.getresponse()
             return answer.status == http.HTTPStatus.OK and expected in answer.read()
         except (OSError, http.client.HTTPException):
@@ -87,7 +96,10 @@ class EmbeddedS3(EmbeddedServer):
 
     def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
         settings = self.folder / "server.properties"
-        settings.write_text(_SETTINGS.format(host=ports.HOST, port=self.port), encoding="ascii")
+        settings.write_text(
+            _SETTINGS.format(host=ports.HOST, port=self.port, access_key=ACCESS_KEY, secret_key=SECRET_KEY),
+            encoding="ascii",
+        )
         objects = self.folder / "objects"
         # A bucket is a folder.
         for bucket in (BUCKET, _MARKS):

@@ -77,6 +77,13 @@ class ArchivedKafka:
             for partition, (at, first, time_ms) in enumerate(zip(found, earliest, times_ms, strict=True))
         )
 
+    def kept(self, topic: str, topic_id: str, ends: Offsets) -> Offsets:
+        """From where on archives have all up to these offsets of a topic that Kafka has no more; empty for nothing."""
+        archive = self._archive(topic, topic_id)
+        if archive is None or (is_known(topic_id) and archive.topic_id != topic_id):
+            return ()
+        return tuple(archive.reaches_back(partition, end) for partition, end in enumerate(ends))
+
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         return self.kafka.topic_ids(topics)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 
 import pyarrow as pa
 from ulid import ULID
@@ -18,8 +18,10 @@ from ...errors import NotFound, Refused
 from ...fold.topics import TopicState, are_two
 from ...moments.cut.in_flight import InFlight
 from ...moments.cut.stored import ADDRESS
+from ...moments.query.log import Remaining, RemainingOf
 from ...store.objects.protocol import ObjectStore
-from .archived import archived
+from ...store.versions.manifest import Input
+from .archived import ArchivedKafka, archived
 from .columns import Columns
 from .messages import decode_addressed, header_of, marker_of, of_attempts, read_rows, send, split
 from .open import end_offsets
@@ -80,6 +82,21 @@ class KafkaChannels:
     def records(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[pa.Table]:
         for chunk in self.kafka.read(topic, partition, start, end, patience_s=self.patience_s):
             yield pa.Table.from_batches([Columns(chunk).records()])
+
+    def held(self) -> RemainingOf:
+        """What is left of the topics of inputs. Kafka is asked once for each topic."""
+        state = cache(self.state)
+
+        def held_of(source: Input) -> Remaining:
+            now = state(source.topic)
+            is_another = now is not None and are_two(source.topic_id, now.id)
+            if now is not None and not is_another:
+                return Remaining(now.earliest)
+            kafka = self.kafka
+            kept = kafka.kept(source.topic, source.topic_id, source.offsets) if isinstance(kafka, ArchivedKafka) else ()
+            return Remaining(kept, is_another)
+
+        return held_of
 
     def starts(self, topic: str, /) -> tuple[int, ...] | None:
         try:

@@ -7,7 +7,7 @@ have left them. All other tables are as they were.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -104,18 +104,6 @@ class BadBatch:
     def before(self) -> Cut:
         """The moment with the stage as it was before the batch."""
         return self.cut_of(self.root.replay.before)
-
-    def is_bad_without(self, records: Collection[Address]) -> bool:
-        """Whether it is bad without these records of users' topics, all of which the batches behind it read.
-
-        Every batch between these topics and the bad one is replayed. Raises `NotFound` for a record that none of them
-        read, and as replays do.
-        """
-        chosen = dict(self.source_records())
-        for address in records:
-            part, number = self.find(address)
-            chosen[part] = np.setdiff1d(chosen[part], [number])
-        return self.is_bad(chosen)
 
     def find(self, address: Address) -> Item:
         """A record that the batches behind the bad one read of a user's topic. Raises `NotFound`, and as replays do."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
@@ -28,6 +29,7 @@ from ..claim.claim import Claimer
 from ..kafka.open import EndOffsets
 from .health import Health
 from .news import News
+from .waiting import queued_groups
 
 _log = logging.getLogger("slackwater")
 
@@ -54,13 +56,21 @@ def in_background(name: str, work: Callable[[threading.Event], None]) -> Iterato
         thread.join(_END_S)
 
 
-def ask_spark(spark: SparkSession, health: Health, over: threading.Event) -> None:
-    """Ask Spark's JVM every few seconds how far its tasks are. Where it hangs, this does too, and nobody else."""
-    tracker = spark.sparkContext.statusTracker()
+def ask_spark(spark: SparkSession, health: Health, queued: set[str], over: threading.Event) -> None:
+    """Ask Spark's JVM every few seconds how far its tasks are. Where it hangs, this does too, and nobody else.
+
+    `queued` are the groups of jobs that wait for a core (`queued_groups`), looked for less often.
+    """
+    tracker, due_s = spark.sparkContext.statusTracker(), 0.0
     while not over.is_set():
         stages = ((each, tracker.getStageInfo(each)) for each in tracker.getActiveStageIds())
         try:
             health.spark(tuple((each, info.numCompletedTasks) for each, info in stages if info is not None))
+            if time.monotonic() >= due_s:
+                found = set(queued_groups(spark))
+                queued &= found
+                queued |= found
+                due_s = time.monotonic() + lag.BEAT_S / 2
         except (Py4JError, ConnectionError):
             return  # that Spark is gone, its queries say
         over.wait(_ASK_S)
@@ -78,6 +88,9 @@ class LagReporter:
     news: News
     places: Callable[[str], Mapping[str, Place | None]]
     """How far the sinks of a stage of this run are."""
+    waits_for: Callable[[StageLag], str] = lambda _stage: ""
+    """What a stage of this run waits for."""
+    _waits: dict[str, str] = field(default_factory=dict)
     _others: dict[str, Manifest] = field(default_factory=dict)
     """Heads of stages that run elsewhere, or nowhere."""
     _alive: tuple[lag.Beat, ...] | None = None
@@ -88,11 +101,14 @@ class LagReporter:
         beat, heart = lag.Beat(self.claimer.writer, self.claimer.by, epochs), lag.Heart(self.store, app)
         others_due = 0.0
         while not over.is_set():
-            heart.beat(lambda: beat)
+            heart.beat(lambda: replace(beat, waits=self._waits))
             if time.monotonic() >= others_due:
                 others_due = time.monotonic() + _OTHERS_S
                 self._refresh_others(app)
-            self.news.lags(self._lags(app))
+            found = self._lags(app)
+            own = (each for each in found if each.stage in epochs)
+            self._waits = {each.stage: what for each in own if (what := self.waits_for(each))}
+            self.news.lags(found)
             over.wait(_REPORT_S)
         heart.end(beat.writer)
 

@@ -10,9 +10,10 @@ from types import ModuleType
 
 from pyspark import cloudpickle
 
-from ...errors import NotFound, Usage
+from ...errors import Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.apps import folder_of
+from ...validation import program_file
 from ..api.app import App
 from ..batch.batch_report import BatchReport
 from ..spark.conf import check_py_files, check_settings, on_path
@@ -54,16 +55,7 @@ def module_of(path: str) -> ModuleType:
 
     Raises `NotFound` where there is none, `Refused` where it raises an error, and `Usage` where it is a folder.
     """
-    file = Path(path).resolve()
-    if file.is_dir():
-        programs = ", ".join(sorted(one.name for one in file.glob("*.py"))[:8]) or "none"
-        raise Usage(
-            f"{path} is a folder; expected a Python file that declares a slackwater.App",
-            hint=f"name the file; the Python files in it: {programs}",
-        )
-    if not file.is_file():
-        siblings = [one.name for one in file.parent.glob("*.py")] if file.parent.is_dir() else []
-        raise NotFound("Python file", path, siblings)
+    file = program_file(path).resolve()
     spec = importlib.util.spec_from_file_location(file.stem.replace("-", "_"), file)
     if spec is None or spec.loader is None:
         raise Usage(f"{path} is not a Python file; expected one that declares a slackwater.App")

@@ -13,6 +13,7 @@ from ...errors import Refused
 from ...keep.gc.retention import Retention
 from ...keep.migrate.migrate import check_newest
 from ...moments.cut.stored import notify
+from ...moments.status.lag import StageLag
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, Manifest
 from ...whole_file import own_folder, sweep, temporary_folder
@@ -45,6 +46,7 @@ from .snapshot_completer import BetweenBatches, Completer, snapshot_names
 from .stopping import Stop, StopRequested, stop_signals
 from .supervisor import Backpressure, CatchUp, Supervisor
 from .topic_watch import TopicWatch
+from .waiting import waits_for
 
 _DRAIN_S = 10.0
 """For what is to be archived when a run ends. The next one makes up for the rest."""
@@ -162,9 +164,16 @@ def run(
         completer = Completer(store, folder, channels, claimer.by)
         asked, announcer = BetweenBatches(store, folder), Announcer(claimer.kafka, folder)
         watch = RequestWatch(store, folder, planners)
-        if health is not None:
-            stack.enter_context(in_background("health", partial(ask_spark, spark, health)))
-        health = health or Health()
+        health, queued = health or Health(), set[str]()
+        stack.enter_context(in_background("health", partial(ask_spark, spark, health, queued)))
+        by_name = {runner.stage.name: runner for runner in runners}
+
+        def waiting(lag: StageLag) -> str:
+            runner, behind = by_name[lag.stage], planners.held(lag.stage)
+            is_queued = runner.job_group in queued
+            return waits_for(lag, busy=runner.busy, queued=is_queued, held=watch.held, behind=behind)
+
+        reporter.waits_for = waiting
         triggers = {runner.stage.name: start.limits[runner.stage.name].trigger_ms / 1_000 for runner in runners}
         health.running(triggers, options.patience_s, lambda stage: watch.held or planners.held(stage))
         supervisor = Supervisor(

@@ -12,12 +12,12 @@ from ...errors import SlackwaterError
 from ...moments.query.key_text import key_of
 from ...moments.take.audit_log import because
 from ...results.programs import replayed
-from ...results.shown import Result, encoded
+from ...results.shown import Result
 from ...results.status import verification
 from ...search.verdict import Evaluation
 from ..declare import AppName, Deep, KeyOrNone, Limit, Message, Moment, SnapshotName, Stage, Version, endpoint
 from ..errors import problem
-from ..service import Call
+from ..service import Call, event
 from .finding import find, limited, probe, prove, run_again
 from .searching import SearchAsked
 
@@ -53,19 +53,14 @@ async def _events(asked: Call, of: StoredApp, wrong: SearchAsked, limit: int) ->
     searching.add_done_callback(lambda _done: steps.put_nowait(None))
     try:
         while (step := await steps.get()) is not None:
-            yield _event("probe", probe(step))
-        yield _event("found", await service.in_thread(lambda: limited(searching.result(), limit)))
+            yield event("probe", probe(step))
+        yield event("found", await service.in_thread(lambda: limited(searching.result(), limit)))
     except Exception as error:
         if not isinstance(error, SlackwaterError):
             _log.exception("bisect")
-        yield _event("error", problem(error, service.client.root))
+        yield event("error", problem(error, service.client.root))
     finally:
         searching.cancel()
-
-
-def _event(name: str, data: object) -> bytes:
-    # Rows are encoded a line each, and a line break would end the data.
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), encoded(data).replace(b"\n", b""))
 
 
 @endpoint("/apps/{app}/at/{ref}/verify", is_long=True)

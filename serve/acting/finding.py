@@ -37,7 +37,7 @@ async def find(asked: Call, of: StoredApp, wrong: SearchAsked, on_step: Callable
     Raises `TooOften` and `TooMuch`, and as `Searcher.search`.
     """
     service, loop = asked.service, asyncio.get_running_loop()
-    searcher = Searcher(service.statements, asked.bounds(of.name), service.options.sql_rows)
+    searcher = Searcher(service.statements, asked.bounds(of.name), service.options.sql_rows, asked.grant.name)
 
     def told(step: Evaluation) -> None:
         loop.call_soon_threadsafe(on_step, step)

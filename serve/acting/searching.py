@@ -55,10 +55,11 @@ class Searcher:
         statements: the processes that evaluate.
         bounds: what an evaluation may take and see.
         max_rows: that an evaluation may return.
+        who: asks.
     """
 
-    def __init__(self, statements: Statements, bounds: Bounds, max_rows: int) -> None:
-        self._statements, self._bounds, self._max_rows = statements, bounds, max_rows
+    def __init__(self, statements: Statements, bounds: Bounds, max_rows: int, who: str = "") -> None:
+        self._statements, self._bounds, self._max_rows, self._who = statements, bounds, max_rows, who
         self._loop = asyncio.get_running_loop()
         self._stopped, self._lock = Event(), Lock()
         self._waited_for: Future[Any] | asyncio.Future[Any] | None = None
@@ -101,7 +102,7 @@ class Searcher:
         with self._lock:
             if self._stopped.is_set():
                 raise SearchStopped
-            running = self._statements.run(function, asked, self._bounds.seconds)
+            running = self._statements.run(function, asked, self._bounds.seconds, self._who)
             future = asyncio.run_coroutine_threadsafe(running, self._loop)
             self._waited_for = future
         try:

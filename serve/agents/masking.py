@@ -16,7 +16,7 @@ from ...errors import NotFound, SlackwaterError, Usage
 from ...moments.query.clauses import words
 from ...moments.query.key_text import key_of
 from ...results.report import Mask
-from ...results.values import hexadecimal, readable, shortened
+from ...results.values import NOT_TEXT, hexadecimal, readable, shortened
 from ...store.versions.manifest import Table
 from ..errors import problem
 from .naming import NamedValues
@@ -64,7 +64,8 @@ class Masking:
 
     def data(self, data: bytes | None) -> object:
         """Bytes of a record as the text that they are, else hexadecimal: so a key is what it is in a table."""
-        return None if data is None else self.value(readable(data, _MOST_DATA))
+        text = readable(data, _MOST_DATA) if data is not None else None
+        return self.value(text if text is None or self.show else text.removeprefix(NOT_TEXT))
 
     def key(self, table: str, declared: Table, text: str) -> tuple[Any, ...]:
         """The values of a key, as text or by its name. Raises `Usage` and `NotFound`."""

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from ... import __version__
 from ...client import Client
-from ...errors import NotFound, SlackwaterError, TooMuch
+from ...errors import NotFound, SlackwaterError
 from ...results.shown import encoded
 from .. import audit
 from ..declare import converted
@@ -113,6 +113,9 @@ class AgentServer:
             except Exception as error:
                 _log.exception("%s", tool.name)
                 data, status = encoded(problem(error)), 500
+        self._service.metrics.observe(
+            f"mcp {asked.name if asked.name in TOOLS else ''}", status, time.perf_counter() - began_s
+        )
         audit.write(f"mcp {asked.name[:100]}", host, grant.name, found, status, rows, time.perf_counter() - began_s)
         content = types.TextContent(type="text", text=data.replace(b"\n", b"").decode())
         return types.CallToolResult(content=[content], is_error=status != 200)
@@ -140,12 +143,9 @@ class AgentServer:
             loop.call_soon_threadsafe(report, done, of, what)
 
         limit_s = options.long_s if tool.is_long else options.request_s
-        try:
-            async with asyncio.timeout(limit_s):
-                told: Told = await tool.function(ToolCall(asked, masking, progress), **found)
-                return told
-        except TimeoutError:
-            raise TooMuch(f"it took more than {limit_s:g} s", hint="ask for less, or narrow it") from None
+        async with self._service.store_watch.bounded(limit_s, "ask for less, or narrow it"):
+            told: Told = await tool.function(ToolCall(asked, masking, progress), **found)
+            return told
 
     def _grant(self, context: Any) -> Grant:
         if isinstance(self._door, Grant):

@@ -325,7 +325,7 @@ def being_removed(app: str) -> Refused:
 def being_cloned(app: str) -> Refused:
     """The error for a clone that is not whole yet: it is nobody's before."""
     return Refused(
-        f"app {app!r} is a clone or an adoption that was not finished: that was begun, and has not ended",
+        f"app {app!r} is a clone that was not finished, or an adoption: that was begun, and has not ended",
         hint="run the same `slackwater clone` or `adopt` again: it goes on where it stopped; "
         f"`slackwater app rm {app}` gives it up",
     )

@@ -5,11 +5,14 @@ last one. After the repeat the app is as if nobody had been killed; nothing is l
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from slackwater.cli import main
+from slackwater.errors import Refused, Unavailable
+from slackwater.keep.clone.clone import clone
 from slackwater.keep.gc.collect import collect
 from slackwater.keep.gc.retention import Retention
 from slackwater.keep.verify.verify import verify
@@ -239,6 +242,45 @@ def test_a_verb_that_is_killed_anywhere_finishes_when_it_is_typed_again(
         assert found == expected, where
         check_whole(app)
         no_litter(app)
+
+
+def with_clone() -> FlightsApp:
+    """An app that has gone on since it was cloned, as `staging`, long ago."""
+    app = app_of()
+    clone(app.store, "flights", "staging", channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms)
+    app.run(flights(20, delay=9))
+    app.step_all()
+    assert isinstance(app.clock, StoreClock)
+    app.clock.wait(2 * HOUR_MS)
+    return app
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("verb", ["refresh", "rm"])
+@pytest.mark.parametrize("broken", [Killed(), Unavailable("S3 is away"), Refused("S3 answered 400")], ids=str)
+def test_a_clone_goes_and_comes_back_by_the_same_command_after_any_request(
+    verb: str, broken: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slackwater.keep.maintain.removal.horizon.SETTLED_MS", 0)
+    monkeypatch.setattr(KilledKafka, "kafka", SimpleNamespace(delete_groups=lambda _groups: None), raising=False)
+    words, undisturbed = ("clone", verb, "staging"), with_clone()
+    with command_line(undisturbed, monkeypatch), store_of(undisturbed).requests() as made:
+        result = slackwater(*words)
+    assert result.exit_code == 0, result.output
+    expected = described(undisturbed)
+    for point in crash_points(len(made)):
+        app = with_clone()
+        with command_line(app, monkeypatch):
+            with store_of(app).death_after(point, broken), suppress(Killed):
+                slackwater(*words)
+            again = slackwater(*words)
+            assert again.exit_code == 0, f"before request {point}: {made[point]}\n{again.output}"
+        found = described(app)
+        for each in (*found.values(), *expected.values()):
+            if isinstance(each, dict):
+                each.pop("operations", None)  # done twice where the first call ended, and nobody heard
+        assert found == expected, f"before request {point}: {made[point]}"
+        check_whole(app)
 
 
 def store_of(app: FlightsApp) -> AgingStore:

@@ -233,3 +233,10 @@ def test_an_instant_of_any_year_is_written(time_ms: int) -> None:
     year, rest = text[: text.index("-", 1)], text[text.index("-", 1) :]
     padded = f"-{year[1:]:0>4}" if year.startswith("-") else f"{year:0>4}"
     assert instants.iso(time_ms, "milliseconds") == f"{padded}{rest}Z"
+
+
+def test_bytes_that_are_no_text_are_said_to_be_so() -> None:
+    assert values.readable("größer".encode()) == "größer"
+    assert values.readable(b"\xff\x00") == "not valid UTF-8, as hex: ff00"
+    assert values.readable(b"\xff" * 9, 4, "…") == "not valid UTF-8, as hex: ffff…"
+    assert values.readable(b"") == ""

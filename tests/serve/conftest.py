@@ -60,6 +60,12 @@ def client_of(app: FlightsApp) -> Client:
     return Client(Settings(store=app.store.url, cache=f"{app.store.url}-cache", cache_max_bytes=1 << 30))
 
 
+def made(client: Client, name: str, *apps: str, **how: Any) -> str:
+    data: Any = client.add_token(name, apps or ("flights",), **how).data
+    token: str = data["token"]
+    return token
+
+
 @contextmanager
 def serving(
     store: str,
@@ -139,3 +145,8 @@ def own(app: FlightsApp, tmp_path: Path) -> Iterator[Callable[..., Ask]]:
             return Ask(stack.enter_context(at), **how)
 
         yield begun
+
+
+@pytest.fixture
+def client(app: FlightsApp) -> Client:
+    return client_of(app)

@@ -1,10 +1,13 @@
 """Who may what: tokens, certificates, this machine; and how often."""
 
 import datetime as dt
+import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import urllib3
 from cryptography import x509
@@ -14,26 +17,17 @@ from cryptography.x509.oid import NameOID
 from slackwater.client import Client
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.keep.access import tokens as kept
+from slackwater.serve.audit import AUDIT
 from slackwater.serve.server import Listening, ServeInstance
 from slackwater.serve.service import ServeOptions
 
 from tests.support.histories import FlightsApp
+from tests.support.running import eventually
 
-from .conftest import Ask, client_of
+from .conftest import Ask, made
 
 CARRIERS = "/apps/flights/at/now/tables/carriers"
 GUARDED = Listening(needs_tokens=True)
-
-
-@pytest.fixture
-def client(app: FlightsApp) -> Client:
-    return client_of(app)
-
-
-def made(client: Client, name: str, *apps: str, **how: Any) -> str:
-    data: Any = client.add_token(name, apps or ("flights",), **how).data
-    token: str = data["token"]
-    return token
 
 
 def test_a_token_is_kept_as_a_hash_and_shown_once(client: Client, app: FlightsApp) -> None:
@@ -92,6 +86,53 @@ def test_a_token_that_was_removed_or_has_ended_is_none(
     assert client.tokens() == ()
     with pytest.raises(NotFound):
         client.remove_token("reports")
+
+
+def test_the_open_stream_of_a_token_that_is_removed_ends_and_says_why(
+    client: Client, own: Callable[..., Ask], caplog: pytest.LogCaptureFixture
+) -> None:
+    ask, token = own(GUARDED), made(client, "reports")
+    headers = {"authorization": f"Bearer {token}"}
+    at = urllib3.PoolManager().request(
+        "GET", f"{ask.url}/apps/flights/commits", headers=headers, preload_content=False, timeout=10
+    )
+    with caplog.at_level(logging.INFO, AUDIT.name):
+        assert at.readline() == b"event: commit\n"
+        client.remove_token("reports")
+        began_s = time.monotonic()
+        rest = at.read().decode()
+        assert time.monotonic() - began_s < 5  # one second, and what a machine that does other work takes
+        assert "event: error" in rest
+        assert "nobody is known by this token" in rest
+        eventually(lambda: "commits ended" in caplog.text, "a line for the end of the stream")
+    (line,) = [each.getMessage() for each in caplog.records if "commits ended" in each.getMessage()]
+    assert msgspec.json.decode(line)["rows"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "rows"),
+    [
+        (CARRIERS, {"key": ["C0", "C1"]}, 2),
+        ("/apps/flights/at/now/query", {"sql": "FROM carriers"}, 3),
+        ("/apps/flights/at/now/query", {"sql": "FROM carriers", "format": "arrow"}, 3),
+        ("/apps", {}, 1),
+        ("/apps/flights", {}, 2),
+        ("/apps/flights/log", {"limit": "5"}, 5),
+        ("/apps/flights/diff", {"before": "~9", "table": "carriers"}, 3),
+        ("/apps/flights/tables/carriers/history", {"key": "C1", "limit": "2"}, 2),
+        ("/apps/flights/at/now/tables/carriers/rows", {}, 3),
+        ("/apps/flights/at/now/stages", {}, 3),
+        ("/apps/flights/snapshots", {}, 0),
+    ],
+)
+def test_a_line_for_the_audit_counts_the_rows_that_were_given(
+    ask: Ask, caplog: pytest.LogCaptureFixture, path: str, asked: dict[str, Any], rows: int
+) -> None:
+    with caplog.at_level(logging.INFO, AUDIT.name):
+        found = ask(path, **asked)
+        assert found.status == 200, found.body
+        eventually(lambda: caplog.records, "a line")
+    assert msgspec.json.decode(caplog.records[-1].getMessage())["rows"] == rows, found.body
 
 
 def test_a_token_may_ask_so_often(client: Client, own: Callable[..., Ask]) -> None:

@@ -3,18 +3,22 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import msgspec
+import psutil
 import pyarrow as pa
 import pytest
 import urllib3
+from slackwater.client import Client
 from slackwater.serve.audit import AUDIT, without_values
 from slackwater.serve.service import ServeOptions
 
 from tests.support.histories import FlightsApp
 from tests.support.running import eventually
 
-from .conftest import Ask
+from .conftest import FAST, Ask, made
 
 QUERY = "/apps/flights/at/now/query"
 TIGHT = ServeOptions(every_s=0.05, sql_s=1.0, sql_memory_mb=128, sql_rows=100, sql_processes=1)
@@ -91,6 +95,43 @@ def test_what_takes_too_much_memory_is_stopped(tight: Ask, sql: str) -> None:
     found = tight(QUERY, sql=sql)
     assert found.status in (413, 422), found.json
     assert tight(QUERY, sql="SELECT 1").status == 200
+
+
+HOGS = (
+    "SELECT list(i) FROM range(1000000000) t(i)",
+    "SELECT string_agg(repeat('x', 1000000)) FROM range(10000)",
+    "SELECT list(range) OVER () FROM range(300000000)",
+    "SELECT repeat('x', 2000000000)",
+)
+ORDINARY = ("FROM carriers", "SUMMARIZE carriers", "SHOW TABLES", "SELECT count(*) FROM aircraft JOIN carriers ON true")
+
+
+@pytest.mark.parametrize("hog", HOGS)
+def test_whatever_ran_out_of_memory_leaves_sql_to_everybody(tight: Ask, hog: str) -> None:
+    for _ in range(3):
+        found = tight(QUERY, sql=hog)
+        assert (found.status, found.json["error"]) == (413, "TooMuch")
+        assert [tight(QUERY, sql=each).status for each in ORDINARY] == [200] * len(ORDINARY)
+
+
+def test_a_process_that_is_killed_while_it_has_nothing_to_do_is_replaced(own: Callable[..., Ask]) -> None:
+    ask, me = own(), psutil.Process()
+    assert ask(QUERY, sql="SELECT 1").status == 200
+
+    for each in me.children(recursive=True):
+        if each.ppid() != me.pid:  # forked from the process that has all modules
+            each.kill()
+    assert {ask(QUERY, sql="SELECT 1").status for _ in range(8)} == {200}
+
+
+def test_one_asker_does_not_take_all_processes(client: Client, own: Callable[..., Ask]) -> None:
+    ask = own(options=replace(FAST, sql_processes=1, sql_s=3.0))
+    slow, quick = made(client, "slow", verbs=("sql",)), made(client, "quick", verbs=("sql",))
+    endless = "SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b"
+    with ThreadPoolExecutor(4) as pool:
+        taking = [pool.submit(ask.token, slow, QUERY, sql=endless) for _ in range(2)]
+        assert ask.token(quick, QUERY, sql="SELECT 1").status == 200
+        assert not any(each.done() for each in taking)
 
 
 @pytest.mark.parametrize(

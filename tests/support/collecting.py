@@ -78,15 +78,15 @@ class AgingStore(MemoryStore):
             self.before = lambda verb, key: None
 
     @contextmanager
-    def death_after(self, requests: int) -> Iterator[None]:
-        """Inside, the request after so many raises `Killed`, and each one after it."""
+    def death_after(self, requests: int, error: BaseException | None = None) -> Iterator[None]:
+        """Inside, the request after so many raises `error`, by default `Killed`, and so does each one after it."""
         left = requests
 
         def before(verb: str, key: str) -> None:
             nonlocal left
             left -= 1
             if left < 0:
-                raise Killed
+                raise error or Killed
 
         self.before = before
         try:

@@ -11,20 +11,19 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from msgspec.structs import replace
 from slackwater.errors import AnotherTopic, NotFound, Refused
 from slackwater.fold.topics import TopicState, are_two
 from slackwater.keep.maintain.stages import rescale
 from slackwater.moments.cut.in_flight import InFlight
 from slackwater.moments.cut.stored import open_requests
+from slackwater.moments.query.log import Remaining, RemainingOf
 from slackwater.store.compaction.plan import rebase
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
@@ -37,6 +36,7 @@ from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
 
 from tests.support.manifests import claim
+from tests.support.state_rows import decoded
 
 START_MS = 1_735_689_600_000
 """When the clock of a history starts: 2025-01-01T00:00:00Z."""
@@ -116,8 +116,17 @@ class Kafka:
         return tuple(map(len, self.topics[topic])) if topic in self.topics else None
 
     def starts(self, topic: str) -> tuple[int, ...] | None:
-        """As `moments.query.log.Starts`."""
+        """The earliest offsets."""
         return self.earliest.get(topic, (0,) * len(self.topics[topic])) if topic in self.topics else None
+
+    def held(self) -> RemainingOf:
+        """As that of `KafkaChannels`; it has no archive."""
+
+        def held_of(source: Input) -> Remaining:
+            is_another = are_two(source.topic_id, self.topic_id(source.topic))
+            return Remaining(() if is_another else self.starts(source.topic) or (), is_another)
+
+        return held_of
 
     def retention_ms(self, topic: str) -> int | None:
         return 7 * 86_400_000 if topic in self.topics else None
@@ -304,7 +313,7 @@ class FlightsApp:
         table = self.table(stage)
         newest: dict[str, dict[str, Any]] = {}
         for run in head.ssts:
-            for row in _sst_rows(self.store, run):
+            for row in decoded(self.store.at(run.root).get(run.object)):
                 known = newest.setdefault(str(row[table.key[0].name]), dict(row))
                 known.update(max(known, row, key=lambda row: row["_seq"]))
         # Nothing older is left that a tombstone would have to hide.
@@ -569,7 +578,7 @@ def rows_of(store: ObjectStore, manifest: Manifest) -> dict[str, Totals]:
     key = manifest.table.key[0].name
     newest: dict[str, tuple[int, int, Totals]] = {}
     for run in manifest.ssts:
-        for row in _sst_rows(store, run):
+        for row in decoded(store.at(run.root).get(run.object)):
             found = (row["_seq"], row["_op"], (row["flights"], row["delay"], row["_squares"]))
             newest[row[key]] = max(newest.get(row[key], found), found)
     return {name: totals for name, (_, op, totals) in newest.items() if op == PUT}
@@ -578,16 +587,6 @@ def rows_of(store: ObjectStore, manifest: Manifest) -> dict[str, Totals]:
 def flights(count: int, *, aircraft: int = 7, carriers: int = 3, delay: int = 5) -> list[Flight]:
     """`count` flights, spread over aircraft, each of which belongs to one carrier."""
     return [Flight(f"N{number % aircraft:03}", f"C{number % aircraft % carriers}", delay) for number in range(count)]
-
-
-def _sst_rows(store: ObjectStore, run: Sst) -> list[dict[str, Any]]:
-    return _decoded(store.at(run.root).get(run.object))
-
-
-@lru_cache(maxsize=10_000)
-def _decoded(data: bytes) -> list[dict[str, Any]]:
-    """The rows of an SST: the same one is in many versions."""
-    return pq.read_table(pa.BufferReader(data)).to_pylist()
 
 
 def _partition(key: str) -> int:

@@ -36,8 +36,8 @@ class S3Proxy(ThreadingHTTPServer):
     - hang: it is not forwarded, and never answered;
     - "" or none left: it is forwarded.
 
-    With `overloaded` set, every request meets SlowDown. Every request takes `delay_s` longer, as if the server were far
-    away.
+    With `overloaded` set, every request meets SlowDown, and with `silent` it hangs. Every request takes `delay_s`
+    longer, as if the server were far away.
     """
 
     daemon_threads = True
@@ -56,7 +56,7 @@ class S3Proxy(ThreadingHTTPServer):
         self.ended.set()
         self.ended = Event()
         self.accidents: list[str] = []
-        self.overloaded = False
+        self.overloaded = self.silent = False
         self.seen: list[str] = []
         """Method and path of each request."""
         self.answered: list[tuple[str, str, int, int]] = []
@@ -78,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.seen.append(f"{self.command} {self.path}")
             accident = self.server.accidents.pop(0) if self.server.accidents else ""
-        accident = "SlowDown" if self.server.overloaded else accident
+        accident = "SlowDown" if self.server.overloaded else "hang" if self.server.silent else accident
         self.close_connection = accident in ("drop", "lose", "cut", "drip", "hang")
         if accident == "hang":
             self.server.ended.wait()

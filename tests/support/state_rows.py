@@ -3,11 +3,14 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
@@ -140,3 +143,9 @@ def rows_of_open(
     names = [column.name for column in table.values]
     each = zip(hashes.tolist(), python_rows(normalise_keys(keys, keys.schema.names)), strict=True)
     return [opened.row(hashed, tuple(key.values()), names, clock_ms) for hashed, key in each]
+
+
+@lru_cache(maxsize=10_000)
+def decoded(data: bytes) -> list[dict[str, Any]]:
+    """The rows of an SST: the same one is in many versions."""
+    return pq.read_table(pa.BufferReader(data)).to_pylist()

@@ -7,13 +7,13 @@ import { Empty, Problem, Reading, Time, useAsked } from "./parts.js";
 import { Timeline } from "./timeline.js";
 import { Bisect } from "./views/bisect.js";
 import { Key } from "./views/key.js";
-import { Cost, Left, Log } from "./views/others.js";
+import { Cost, Log, Rejected } from "./views/others.js";
 import { Rows } from "./views/rows.js";
 import { Stages } from "./views/stages.js";
-import { ago, plural, span } from "./words.js";
+import { ago, count, plural, span } from "./words.js";
 
-const VIEWS = { stages: Stages, rows: Rows, key: Key, bisect: Bisect, left: Left, log: Log, cost: Cost };
-const TABS = [["stages", "Stages"], ["rows", "Rows"], ["bisect", "Bisect"], ["left", "Left out"], ["log", "Log"], ["cost", "Cost"]];
+const VIEWS = { stages: Stages, rows: Rows, key: Key, bisect: Bisect, rejected: Rejected, log: Log, cost: Cost };
+const TABS = [["stages", "Stages"], ["rows", "Rows"], ["bisect", "Bisect"], ["rejected", "Rejected"], ["log", "Log"], ["cost", "Cost"]];
 const EVERY_MS = 2000;
 
 // Counts up when the app has committed, at most every two seconds; and says whether commits are heard of.
@@ -80,12 +80,17 @@ export function App({ route, me, keys, token, say }) {
   const [search, setSearch] = useState({ probes: [], found: [] });
   const slider = useRef(null);
   const newest = useRef(0);
-  if (isNow && here.data) newest.current = here.data.time_ms;
+  const runs = useRef(null);
+  if (isNow && here.data) {
+    newest.current = here.data.time_ms;
+    runs.current = isPart ? null : here.data.stages.filter((stage) => !stage.retired).map((stage) => stage.runner);
+  }
 
   const move = (to) => go({ ...route, at: to }, { replace: true });
   const earlier = before(route.at || lastCommit(here.data));
   const compare = () => go({ ...route, against: route.against ? "" : earlier });
-  keys.current = { slider, route, tables: Object.keys(here.data?.tables ?? {}), compare };
+  const tables = tablesOf(here.data);
+  keys.current = { slider, route, tables, compare };
   useEffect(() => {
     document.title = `${app} · slackwater`;
   }, [app]);
@@ -93,12 +98,12 @@ export function App({ route, me, keys, token, say }) {
   useEffect(() => words && say(words), [route.at, here.data?.time_ms]);
 
   const View = VIEWS[view] ?? Stages;
-  const shared = { route, at, isNow, live, here: here.data, me, say, earlier, than: than.data, search, setSearch, snapshots: taken.data };
+  const shared = { route, at, isNow, live, here: here.data, isPart, tables, me, say, earlier, than: than.data, search, setSearch, snapshots: taken.data };
   return html`<main>
     <div class="heading">
       <h1>${app}</h1>
-      <span class=${`live ${isLive ? "on" : ""}`} title=${isLive ? "commits are shown as they come" : "not connected"}>${isLive ? "live" : "not connected"}</span>
-      ${here.data && html`<span class="note">${plural(here.data.stages.length, "stage")}</span>`}
+      <${Live} isConnected=${isLive} runs=${runs.current} />
+      ${here.data && !isPart && html`<span class="note">${plural(here.data.stages.length, "stage")}</span>`}
       <${TakeSnapshot} app=${app} me=${me} say=${say} waiting=${here.data?.waiting ?? []} />
     </div>
     <div class="band">
@@ -108,11 +113,34 @@ export function App({ route, me, keys, token, say }) {
     </div>
     <nav aria-label="Views"><ul class="tabs">${TABS.map(([name, label]) => {
       const current = view === name || (name === "rows" && view === "key");
-      return html`<li><a href=${address({ ...route, view: name, names: name === "rows" ? route.names.slice(0, 1) : [], key: "", where: "" })} aria-current=${current ? "page" : undefined}>${label}</a></li>`;
+      return html`<li><a href=${address({ ...route, view: name, names: name === "rows" ? route.names.slice(0, 1) : [], key: "", where: "", order: "" })} aria-current=${current ? "page" : undefined}>${label}</a></li>`;
     })}</ul></nav>
     ${isNew ? html`<${Empty}>This app has no version yet; <code>slackwater run FILE</code> starts it.<//>` : html`<${Problem} problem=${here.problem} />`}
     <div class="view" id="view" tabindex="-1"><${View} key=${view} ...${shared} />${here.isBusy && !here.data && html`<${Reading} />`}</div>
   </main>`;
+}
+
+// Whether the app runs, and whether the page hears of its commits. `runs` has the runner of each stage, "" for none and
+// null where that is not known; it is null for whoever may not ask, and before it was asked.
+function Live({ isConnected, runs }) {
+  const running = runs?.filter(Boolean).length ?? 0;
+  const [words, title] = !isConnected
+    ? ["not connected", "the server does not tell of commits; what is shown may be out of date"]
+    : running
+      ? [running < runs.length ? `${count(running)} of ${plural(runs.length, "stage")} running` : "running", "new commits are shown as they come"]
+      : runs?.length && runs.every((runner) => runner === "")
+        ? ["not running", "no stage has a runner; the page shows new commits when one starts"]
+        : ["connected", "new commits are shown as they come; whether the app runs is not known here"];
+  return html`<span class=${`live ${isConnected && running ? "on" : ""}`} title=${title}>${words}</span>`;
+}
+
+// The tables of a moment, those with rows first, so that no view begins with an empty one. Side tables are between.
+function tablesOf(here) {
+  const place = (table) => {
+    const stage = here.stages.find((each) => each.stage === table);
+    return stage?.keys ? 0 : stage ? 2 : 1;
+  };
+  return Object.keys(here?.tables ?? {}).sort((a, b) => place(a) - place(b));
 }
 
 // Which moment it is, and what it is compared with.

@@ -36,10 +36,12 @@ export function query(address, fields) {
   return given.length ? `${address}?${new URLSearchParams(given)}` : address;
 }
 
-// Numbers that JavaScript cannot say exactly stay the text that they are.
+// Numbers that JavaScript cannot say exactly stay the text that they are: large integers, and decimals of more digits
+// than a double has.
 function exact(_name, value, context) {
   if (typeof value !== "number" || Number.isSafeInteger(value) || !context?.source) return value;
-  return /^-?\d+$/.test(context.source) ? context.source : value;
+  const digits = context.source.replace(/^-?[0.]*/, "").replace(".", "");
+  return /^-?\d+$/.test(context.source) || /^\d{18,}$/.test(digits) ? context.source : value;
 }
 
 export const parsed = (text) => JSON.parse(text, exact);

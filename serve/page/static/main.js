@@ -18,7 +18,7 @@ const KEYS = [
   ["/", "the filter"],
   ["h", "the history of the row's key"],
   ["b", "bisect"],
-  ["g  l  o  e", "graph, log, what was left out, expenses"],
+  ["g  l  r  e", "graph, log, rejected and late records, expenses"],
   ["a", "all apps"],
   ["?", "these keys"],
 ];
@@ -100,7 +100,7 @@ function onKey(event, { slider, route, tables, compare }, help) {
     if (event.key === "Escape") target.blur();
     return;
   }
-  const to = (view, names = []) => route?.app && go({ ...route, view, names, key: "", where: "" });
+  const to = (view, names = []) => route?.app && go({ ...route, view, names, key: "", where: "", order: "" });
   const nextTable = () => {
     const at = route.view === "rows" ? tables.indexOf(route.names[0] ?? tables[0]) + 1 : 0;
     to("rows", [tables[at % tables.length]]);
@@ -129,7 +129,7 @@ function onKey(event, { slider, route, tables, compare }, help) {
     b: () => to("bisect"),
     g: () => to("stages"),
     l: () => to("log"),
-    o: () => to("left"),
+    r: () => to("rejected"),
     e: () => to("cost"),
     ArrowDown: () => toRow(1),
     ArrowUp: () => toRow(-1),

@@ -6,8 +6,9 @@ import { iso, time } from "./words.js";
 
 const SETTLED_MS = 120;
 
-// What the server answers about an address; the answer before stays until the next is there. What is overtaken is
-// cancelled, and addresses that follow each other quickly, as under a slider, are asked for once they settle.
+// The server's answer for an address. The answer for the address before stays until the next one is there, but not
+// beside an error: it would stand under words that it does not answer. What is overtaken is cancelled, and addresses
+// that follow each other quickly, as under a slider, are asked for once they settle.
 export function useAsked(address, tick = 0) {
   const [state, set] = useState({ data: undefined, problem: null, of: "" });
   const last = useRef(0);
@@ -21,7 +22,7 @@ export function useAsked(address, tick = 0) {
     const begin = () =>
       ask(address, { signal: control.signal }).then(
         (data) => control.signal.aborted || set({ data, problem: null, of: address }),
-        (problem) => problem.name === "AbortError" || set((before) => ({ ...before, problem, of: address })),
+        (problem) => problem.name === "AbortError" || set((before) => ({ data: before.of === address ? before.data : undefined, problem, of: address })),
       );
     const timer = soon ? setTimeout(begin, 40) : void begin();
     return () => {
@@ -63,12 +64,14 @@ export function Command({ line, label = "" }) {
 
 export const Time = ({ ms }) => (ms ? html`<time datetime=${iso(ms)} title=${iso(ms)}>${time(ms)}</time>` : "–");
 
-// A table for people; cells are text or elements. Columns are [heading, "right"?].
+// A table for people; cells are text or elements. Columns are [heading, "right"?, explanation?]. Rows that are not known
+// (yet) are undefined: then nothing is said of them.
 export function Grid({ label, columns, rows, empty }) {
+  if (!rows) return null;
   if (!rows.length) return html`<${Empty}>${empty}<//>`;
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}>
     <table class="grid">
-      <thead><tr>${columns.map(([heading, align]) => html`<th scope="col" class=${align ?? ""}>${heading}</th>`)}</tr></thead>
+      <thead><tr>${columns.map(([heading, align, what]) => html`<th scope="col" class=${align ?? ""} title=${what}>${heading}</th>`)}</tr></thead>
       <tbody>${rows.map((cells) => html`<tr>${cells.map((cell, at) => html`<td class=${columns[at][1] ?? ""}>${cell}</td>`)}</tr>`)}</tbody>
     </table>
   </div>`;

@@ -18,7 +18,7 @@ export function parse(hash) {
   return { app, view, names, ...Object.fromEntries(new URLSearchParams(search)) };
 }
 
-const WORDS = ["at", "against", "where", "key", "good", "bad", "zoom"];
+const WORDS = ["at", "against", "where", "key", "order", "good", "bad", "zoom"];
 
 export function address(route) {
   const { app = "", view = "stages", names = [] } = route;

@@ -57,6 +57,24 @@ export const shortened = (text, most = 300) => printable(text.length > most ? `$
 
 export const isNumber = (type) => /^(u?int|float|double|half|decimal)/.test(type);
 
+// A number of a table, also one that came as text because JavaScript cannot say it exactly; null for any other value.
+export const numberOf = (type, given) => (typeof given === "number" ? given : typeof given === "string" && isNumber(type) && given !== "" && !Number.isNaN(Number(given)) ? Number(given) : null);
+
+// As SQL has a value: text is cast to the type of the column that it is compared with.
+export function literal(type, given) {
+  if (typeof given === "number") return String(given);
+  const text = `'${String(given).replaceAll("'", "''")}'`;
+  return /binary/.test(type) ? `from_hex(${text})` : text;
+}
+
+// Orders rows by a column, NULL last.
+export function compared(type, a, b) {
+  if (a == null || b == null) return (a == null) - (b == null);
+  if (/^-?\d+$/.test(a) && /^-?\d+$/.test(b) && isNumber(type)) return BigInt(a) < BigInt(b) ? -1 : Number(BigInt(a) > BigInt(b));
+  const [x, y] = isNumber(type) ? [numberOf(type, a) ?? Infinity, numberOf(type, b) ?? Infinity] : [value(a), value(b)];
+  return x < y ? -1 : Number(x > y);
+}
+
 // A key as routes and the command line take it.
 export function keyText(columns, row) {
   const names = columns.filter((column) => column.key).map((column) => column.name);
@@ -77,14 +95,14 @@ export function offsets(windows) {
   return [...topics].map(([topic, parts]) => topic + parts.join(", ")).join("; ");
 }
 
-// Bytes, which come as hexadecimal, as the text that they are.
+// Bytes, which come as hexadecimal, as the text that they are, else as they come, which is said.
 export function textOf(hex) {
   if (hex == null) return "NULL";
   const bytes = Uint8Array.from(hex.match(/../g) ?? [], (pair) => Number.parseInt(pair, 16));
   try {
     return new TextDecoder("utf-8", { fatal: true }).decode(bytes).slice(0, 2000);
   } catch {
-    return hex.slice(0, 2000);
+    return `not valid UTF-8, as hex: ${hex.slice(0, 2000)}`;
   }
 }
 
@@ -96,7 +114,17 @@ export function quoted(word) {
   if (shown === text) return `'${text.replaceAll("'", `'\\''`)}'`;
   return `$'${printable(text.replaceAll("\\", "\\\\").replaceAll("'", "\\'"))}'`;
 }
-export const identifier = (name) => (/^[a-z_][a-z0-9_]*$/.test(name) ? name : `"${name.replaceAll('"', '""')}"`);
+// Words that are no name of a column in DuckDB's SQL unless they are quoted: its keywords that are reserved, or of types.
+const RESERVED = new Set(`
+  all analyse analyze and anti any array as asc asof asymmetric at authorization binary both by case cast check
+  collate collation column columns concurrently constraint create cross default deferrable desc describe distinct do
+  else end except false fetch for foreign freeze from full generated glob group having ilike in initially inner
+  intersect into is isnull join lambda lateral leading left like limit map natural not notnull null offset on only or
+  order outer overlaps pivot pivot_longer pivot_wider placing positional primary qualify references returning right
+  select semi show similar some struct summarize symmetric table tablesample then to trailing true try_cast tuple
+  union unique unpack unpivot using variadic verbose when where window with
+`.trim().split(/\s+/));
+export const identifier = (name) => (/^[a-z_][a-z0-9_]*$/.test(name) && !RESERVED.has(name) ? name : `"${name.replaceAll('"', '""')}"`);
 
 // A moment as the command line names it.
 export function ref(app, at) {

@@ -181,3 +181,57 @@ def test_input_that_is_gone_from_kafka_is_told_before_the_search_and_by_the_log(
     assert logged == {1: None, 2: False, 3: False, 4: False, 5: True, 6: True, 7: True}
     lines = done("log", "flights", "--stage", "legs").splitlines()
     assert ["restored, replayed" in line for line in lines[1:]] == [True] * 3 + [False] * 4
+
+
+def test_a_topic_that_was_made_again_is_not_the_one_that_was_read(
+    app: FlightsApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new topic has as many offsets as the former one had: by its name alone all seems to be there."""
+    monkeypatch.setattr(channels, "KafkaChannels", lambda _properties: app.kafka)
+    monkeypatch.setenv("SLACKWATER_KAFKA", "in-memory:9092")
+    app.kafka.ids["flights"] = "made-again"
+    said = slackwater("bisect", "flights", "--where", BAD).stderr.splitlines()
+    assert said[0] == (
+        "note: Kafka does not hold all input any more of legs up to v7 (topic flights is another one now): "
+        "these can be found, not replayed"
+    )
+    logged = {e["version"]: (e["replayable"], e["replaced"]) for e in from_json("log", "flights", "--stage", "legs")}
+    assert logged == {1: (None, [])} | dict.fromkeys(range(2, 8), (False, ["flights"]))
+    lines = done("log", "flights", "--stage", "legs").splitlines()
+    assert all("restored; topic flights is another one now" in line for line in lines[1:-1])
+    assert not any("replayed" in line for line in lines)
+    assert all(e["replayable"] for e in from_json("log", "flights", "--stage", "carriers") if e["rows_in"])
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bisect", "flights", "--where", BAD, "--code", "nosuch.py"),
+        ("bisect", "flights", "--where", BAD, "--code", "there.py", "--code", "nosuch.py"),
+        ("bisect", "flights", "--where", BAD, "--code", "nosuch.py:rows"),
+        ("replay", "flights/carriers@v3", "--code", "nosuch.py"),
+        ("history", "flights/carriers", "C1", "--why", "--code", "nosuch.py"),
+        ("init", "flights/carriers", "rows.parquet", "--code", "nosuch.py"),
+    ],
+)
+def test_a_program_that_is_not_there_is_refused_before_anything_is_looked_for(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "there.py").touch()
+    refused = slackwater(*words)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("error: no Python file named 'nosuch.py")
+    assert "nearest" in refused.stderr or "there are: there.py" in refused.stderr
+    folder = slackwater("bisect", "flights", "--where", BAD, "--code", str(tmp_path))
+    assert (folder.exit_code, "is a folder" in folder.stderr) == (2, True)
+
+
+@pytest.mark.usefixtures("app")
+def test_the_good_end_may_be_called_beginning_and_the_bad_one_may_not() -> None:
+    plain, named = (from_json("bisect", "flights", "--where", BAD, *more) for more in ((), ("--good", "beginning")))
+    assert (named["stage"], named["first_bad"]) == (plain["stage"], plain["first_bad"])
+    refused = slackwater("bisect", "flights", "--where", BAD, "--bad", "beginning")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "error: the bad end is the beginning, before the first commit" in refused.stderr
+    assert "1 change" in done("bisect", "flights", "--where", BAD, "--scan", "--good", "beginning")

@@ -42,8 +42,25 @@ def test_diff_shows_the_rows_and_columns_that_differ() -> None:
 
 @pytest.mark.usefixtures("app")
 def test_diff_of_equal_moments_exits_with_0() -> None:
-    assert done("diff", BAD, BAD) == "aircraft: no row differs\n\ncarriers: no row differs\n"
+    assert done("diff", "flights", "flights") == "aircraft: no row differs\n\ncarriers: no row differs\n"
     assert from_json("diff", BAD, BAD)["equal"] is True
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize(
+    ("words", "tables"),
+    [
+        ((GOOD, BAD), ["carriers"]),
+        (("flights/aircraft@~1", "flights"), ["aircraft"]),
+        (("flights@~1", "flights/aircraft"), ["aircraft"]),
+        (("flights/aircraft@v2", BAD), ["aircraft", "carriers"]),  # two of them only name moments
+        (("flights/legs@v2", "flights"), ["aircraft", "carriers"]),  # a stage without a table does, too
+        ((GOOD, BAD, "--table", "aircraft"), ["aircraft"]),
+    ],
+)
+def test_diff_shows_the_table_that_the_refs_name_and_no_other(words: tuple[str, ...], tables: list[str]) -> None:
+    found = json.loads(slackwater("diff", *words, "--json").stdout)["tables"]
+    assert [each["table"] for each in found] == tables
 
 
 @pytest.mark.usefixtures("app")
@@ -51,13 +68,13 @@ def test_diff_the_other_way_round_says_the_opposite() -> None:
     there, back = differing("flights/carriers@v1", BAD), differing(BAD, "flights/carriers@v1")
     for one, other in zip(there["tables"], back["tables"], strict=True):
         assert (one["added"], one["removed"]) == (other["removed"], other["added"])
-    assert there["tables"][1]["added"] == 3
+    assert there["tables"][0]["added"] == 3
 
 
 @pytest.mark.usefixtures("app")
 def test_diff_shows_less_when_asked_to() -> None:
-    assert differing(GOOD, BAD, "--stat")["tables"][1]["rows"] is None
-    (row,) = differing(GOOD, BAD, "--keys")["tables"][1]["rows"]
+    assert differing(GOOD, BAD, "--stat")["tables"][0]["rows"] is None
+    (row,) = differing(GOOD, BAD, "--keys")["tables"][0]["rows"]
     assert row == {"key": {"carrier": "C1"}, "change": "changed"}
     assert "column" in slackwater("diff", GOOD, BAD, "--stat").stdout
     assert "before" not in slackwater("diff", GOOD, BAD, "--keys").stdout
@@ -69,7 +86,7 @@ def test_diff_shows_less_when_asked_to() -> None:
 @pytest.mark.parametrize("ending", ["parquet", "csv", "json"])
 def test_diff_writes_all_rows_of_all_tables_to_a_file(tmp_path: Path, ending: str) -> None:
     out = tmp_path / f"changed.{ending}"
-    assert slackwater("diff", "flights/carriers@v1", "flights", "--out", str(out)).exit_code == 1
+    assert slackwater("diff", "flights/legs@v1", "flights", "--out", str(out)).exit_code == 1
     if ending == "parquet":
         rows = pq.read_table(out)
         assert rows.column_names[:3] == ["table", "tail", "change"]
@@ -81,7 +98,7 @@ def test_diff_writes_all_rows_of_all_tables_to_a_file(tmp_path: Path, ending: st
 def test_diff_of_an_app_and_its_clone_under_another_root(app: FlightsApp, tmp_path: Path) -> None:
     other = tmp_path / "staging"
     clone(app.store, BAD, "staging", topics={}, channels=app.kafka, target_store=open_store(str(other)), by="test")
-    assert done("diff", BAD, "staging", "--to", str(other)).count("no row differs") == 2
+    assert done("diff", "flights", "staging", "--to", str(other)).count("no row differs") == 2
     (table,) = differing(GOOD, "staging", "--to", str(other), "--table", "carriers")["tables"]
     assert table["changed"] == 1
 

@@ -64,7 +64,12 @@ def test_a_snapshot_of_a_running_app_waits_for_every_stage(app: FlightsApp, stor
 def test_a_snapshot_that_nobody_answers_is_withdrawn_and_names_who_was_silent(store: ObjectStore) -> None:
     result = slackwater("snapshot", "take", "flights", "never", "--timeout", "0")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert re.search(r"no answer from aircraft \(.*\), carriers \(.*\), legs \(.* ago\)", result.stderr)
+    told, error, hint = result.stderr.splitlines()
+    assert told.startswith(
+        "nobody runs flights now: this waits up to 0s for a runner to take the snapshot, and withdraws"
+    )
+    assert re.search(r"is withdrawn: no answer from aircraft \(.*\), carriers \(.*\), legs \(.* ago\)", error)
+    assert "--no-wait leaves it to the next runner" in hint
     assert "--instant" in result.stderr
     assert open_requests(store, "flights") == ()
 
@@ -94,7 +99,10 @@ def test_ctrl_c_while_waiting_for_a_snapshot_withdraws_the_request(store: Object
             with pytest.raises(subprocess.TimeoutExpired):  # it goes on waiting
                 take.wait(0.05)
         take.send_signal(signal.SIGINT)
-        told = "nobody runs flights now: its next runner takes the snapshot; --instant needs none\n"
+        told = (
+            "nobody runs flights now: this waits up to 10m for a runner to take the snapshot, and withdraws it then "
+            "(--no-wait leaves it to the next runner, --instant needs none)\n"
+        )
         assert take.communicate(timeout=60) == ("", told)
         assert take.returncode == 130
     assert open_requests(store, "flights") == ()

@@ -47,6 +47,31 @@ def test_status_says_which_stages_run(app: FlightsApp) -> None:
     assert {stage["runner"] for (found,) in [from_json("status")] for stage in found["stages"]} == {""}
 
 
+def test_status_says_what_a_stage_waits_for_as_its_runner_said(app: FlightsApp) -> None:
+    assert "waits for" not in done("status")
+    waits = {"legs": "new records of flights", "carriers": "its turn on the cores"}
+    beat = lag.Beat(str(ULID()), "host:1", {"legs": 1, "aircraft": 1, "carriers": 2}, waits=waits)
+    lag.RUNNERS.put(app.store, beat, "flights")
+    lines = done("status").splitlines()
+    assert lines[1].endswith("waits for")
+    assert lines[2].endswith("new records of flights")
+    # One that another runner has taken over since says nothing of the stage.
+    assert not any("its turn on the cores" in line for line in lines)
+    (found,) = from_json("status")
+    said = {stage["stage"]: stage["waits_for"] for stage in found["stages"]}
+    assert said == {"legs": "new records of flights", "aircraft": "", "carriers": ""}
+
+
+def test_status_tells_the_rows_of_the_last_batch_and_none_of_a_version_that_is_none(app: FlightsApp) -> None:
+    app.claim("aircraft")
+    lines = done("status").splitlines()
+    assert "rows in last batch" in lines[1]
+    at = lines[1].index("rows in last batch") + len("rows in last batch") - 1
+    legs, aircraft = lines[2], lines[3]
+    assert legs[at].isdigit()
+    assert aircraft[at] == "-"
+
+
 def test_status_is_there_when_a_sign_of_life_is_damaged(app: FlightsApp) -> None:
     app.store.put("flights/runners/w1.json", b"{")
     result = slackwater("status")

@@ -83,3 +83,11 @@ def test_the_same_in_python() -> None:
         with pytest.raises(Usage, match="a folder is not overwritten"):
             store.app("flights").at("good").export("other", force=True)
         assert store.app("flights").at("good").export("rows.duckdb").stat().st_size > 0
+
+
+@pytest.mark.usefixtures("late")
+@pytest.mark.parametrize("name", ["out", "out.xyz/", "out.csv/", "out-1.5", "out.2025-01-31"])
+def test_a_name_without_an_ending_or_with_a_slash_behind_it_is_a_folders(name: str) -> None:
+    """Numbers behind a point are no ending: a version, a day."""
+    done("export", "flights@good", name)
+    assert (Path(name) / "tables" / "carriers").is_dir()

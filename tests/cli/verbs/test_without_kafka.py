@@ -2,6 +2,8 @@
 
 import pytest
 from msgspec.structs import replace
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.protocol import Record
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps
 from slackwater.store.versions.commit import commit, successor
@@ -19,8 +21,9 @@ NOTE = "note: nothing says where Kafka is (--kafka), so nobody looked if 'orders
 
 
 @pytest.fixture
-def shop(store: ObjectStore) -> ObjectStore:
+def shop(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """An app of one stage, which reads a user's topic and has none of its own; two batches."""
+    monkeypatch.setattr("slackwater.keep.maintain.removal.horizon.SETTLED_MS", 0)
     apps.ensure_app(store, AppInfo("app", START_MS))
     first = Input("orders", (0, 0))
     head = claim(
@@ -69,3 +72,22 @@ def test_an_app_whose_topics_must_be_made_needs_it() -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert "nothing says where the Kafka brokers are" in result.stderr.splitlines()[0]
     assert slackwater("status", "copy").exit_code == 1
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_topic_whose_beginning_kafka_has_lost_is_read_on(
+    memory_kafka: MemoryKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory_kafka.create_topics({"orders": 2})
+    for partition in (0, 1):
+        memory_kafka.send("orders", [Record(b"{}", partition)] * 3, patience_s=1)
+        memory_kafka.delete_records("orders", 2, partition)
+    monkeypatch.setenv("SLACKWATER_KAFKA", memory_kafka.address)
+    for words in (("clone", "app", "copy"), ("clone", "refresh", "copy")):
+        result = slackwater(*words)
+        assert result.exit_code == 0, result.output
+    assert rows_of("copy", "FROM stage ORDER BY k") == rows_of("app", "FROM stage ORDER BY k")
+    (stage,) = from_json("status", "copy")[0]["stages"]
+    assert [(each["topic"], each["offsets"]) for each in stage["inputs"]] == [("orders", [2, 2])]
+    early = slackwater("clone", "app@~1", "early")
+    assert (early.exit_code, "orders[0] is read from 1, but holds 2..3" in early.stderr) == (1, True)

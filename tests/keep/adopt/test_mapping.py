@@ -195,7 +195,7 @@ def test_a_key_that_was_seen_is_a_row_of_an_update() -> None:
 
 
 def test_the_state_of_a_function_for_pandas_has_its_fields_and_its_timeout() -> None:
-    values = pa.schema([("n", INT), ("last", pa.string()), ("due_at", TIME)])
+    values = pa.schema([("n", INT), ("last", pa.string()), ("has_state", BOOL), ("due_at", TIME)])
     columns = [("n", "int64"), ("last", "string"), ("_defined", "bool"), (DUE, "int64")]
     table = Table(
         (Column("country", "string"),),
@@ -205,12 +205,23 @@ def test_the_state_of_a_function_for_pandas_has_its_fields_and_its_timeout() -> 
     )
     mapping = mapping_of([MemoryTable("", COUNTRY, values, "pandas")], table, "stage s")
     state = pa.table(
-        [["DE", "FR"], [1, None], ["x", None], pa.array([None, 70_000], TIME)], schema=pa.schema([*COUNTRY, *values])
+        [
+            ["DE", "FR", "IT"],
+            [1, None, None],
+            ["x", None, None],
+            [True, False, True],
+            pa.array([None, 70_000, 0], TIME),
+        ],
+        schema=pa.schema([*COUNTRY, *values]),
     )
     assert rows_of(mapping, state) == [
         {"country": "DE", "n": 1, "last": "x", "_defined": True, DUE: None},
         {"country": "FR", "n": None, "last": None, "_defined": False, DUE: 71},
+        {"country": "IT", "n": None, "last": None, "_defined": True, DUE: 1},
     ]
+    without = MemoryTable("", COUNTRY, pa.schema([*values][:2]), "pandas")
+    with pytest.raises(Refused, match="the function times out, and the state has no timeout: it is n int64, last str"):
+        mapping_of([without], table, "stage s")
 
 
 def merged(bound: Bound, schema: pa.Schema, rows: list[dict[str, Any]], key: list[str]) -> list[dict[str, Any]]:
@@ -232,8 +243,7 @@ def test_sessions_of_a_key_are_one_row_as_the_stage_would_keep_them(tmp_path: Pa
     key = pa.schema([("country", pa.string()), ("sessionStartTime", TIME)])
     values = pa.schema(
         [
-            ("session_window_start", TIME),
-            ("session_window_end", TIME),
+            ("session_window", session),
             ("count", INT),
             ("sum", DOUBLE),
             ("count_2", INT),
@@ -245,8 +255,7 @@ def test_sessions_of_a_key_are_one_row_as_the_stage_would_keep_them(tmp_path: Pa
         made = [
             {
                 "country": "DE", "sessionStartTime": NOON + timedelta(minutes=start),
-                "session_window_start": NOON + timedelta(minutes=start),
-                "session_window_end": NOON + timedelta(minutes=end),
+                "session_window": {"start": NOON + timedelta(minutes=start), "end": NOON + timedelta(minutes=end)},
                 "count": count, "sum": total, "count_2": count,
             }
             for start, end, count, total in sessions

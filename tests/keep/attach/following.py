@@ -67,12 +67,17 @@ def rows_at(store: ObjectStore, cache: SstCache, manifest: Manifest) -> dict[str
         key, values = ([column.name for column in columns] for columns in (at.table.key, at.table.values))
         parts = (merged_rows(store, cache, at.ssts, at.table, p, 0) for p in range(at.table.partitions))
         rows = [row for part in parts for some in part for row in python_rows(some)]
-        found[name] = {_values(row, key): _values(row, values) for row in rows}
+        found[name] = {tuple(map(_hashable, _values(row, key))): _values(row, values) for row in rows}
+        assert len(found[name]) == len(rows), "a key is there twice"
     return found
 
 
 def _values(row: Mapping[str, object], names: Sequence[str]) -> Row:
     return tuple(row[name] for name in names)
+
+
+def _hashable(value: object) -> object:
+    return tuple(map(_hashable, value.values())) if isinstance(value, Mapping) else value
 
 
 def truth(checkpoint: MemoryCheckpoint, batch: int) -> dict[str, dict[Row, Row]]:

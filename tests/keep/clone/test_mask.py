@@ -13,14 +13,16 @@ from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.fold.kinds import aggregate, join, update, upsert
 from slackwater.keep.clone.clone import clone
 from slackwater.keep.clone.copies import ColumnMask, Masks
+from slackwater.keep.clone.mask_flow import still_shown
 from slackwater.keep.clone.plan import ClonePlan, Terms
+from slackwater.moments.cut.graph import Cut
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.types import PUT, TOMBSTONE
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit
-from slackwater.store.versions.manifest import AppInfo, Column, Declaration, Manifest, Table
+from slackwater.store.versions.manifest import AppInfo, Column, Declaration, Input, Manifest, Table
 
 from tests.support.histories import Kafka, write_parts
 
@@ -230,3 +232,36 @@ def test_a_hash_needs_the_salt() -> None:
     assert one[0] == one[2] != other[0]
     assert one[1] is None
     assert mask.over(column, b"1" * 16).to_pylist() == one
+
+
+def test_where_else_hidden_values_stand_is_said() -> None:
+    reads = {"in": Input("t", (0,), upstream="people", consumed=(0,))}
+    text = Column("k", "string")
+
+    def stage(name: str, *values: str, state: Declaration | None = None, inputs: Any = None) -> Manifest:
+        table = Table((text,), tuple(Column(each, "string") for each in values), 1, state=state)
+        return Manifest("crm", name, 1, 1, "w", 1, "batch", table=table, inputs=inputs or {})
+
+    latest = aggregate.aggregate(latest=aggregate.max("email"), rows=aggregate.count()).stored
+    stages = (
+        stage("people", "email", "city"),
+        stage("totals", "latest", "rows", state=latest, inputs=reads),
+        stage("regions", "latest", inputs={"in": replace(reads["in"], upstream="totals")}),
+        stage("renamed", "contact", inputs=reads),
+        stage("others", "city"),
+    )
+    cut = Cut("crm", {each.stage: each for each in stages})
+
+    def said(*places: str) -> list[str]:
+        return list(still_shown(cut, Masks.of(dict.fromkeys(places, "hash"))))
+
+    assert said("people.email") == [
+        "people.email is hidden there alone: the same values are in totals.latest (max(email)), regions.latest, by the "
+        "names",
+        "renamed may have values of people.email under another name, as a function of the program gave it",
+    ]
+    assert said("people.email", "totals.latest", "regions.latest")[0].startswith("renamed may have values")
+    assert said("renamed.contact") == []
+    assert said("others.city") == [
+        "others.city is hidden there alone: the same values are in people.city, by the names"
+    ]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.fold.kinds.aggregate import aggregate, mean
+from slackwater.fold.kinds.aggregate import max as largest
 from slackwater.fold.kinds.kind import Kind
 from slackwater.fold.kinds.update import Code, Update
 from slackwater.keep.edit.edit import EditDone, edit
@@ -170,6 +171,8 @@ def test_a_dry_run_writes_nothing(app: FlightsApp, cache: SstCache) -> None:
         ("UPDATE carriers SET dely = 1", NotFound, "no column named 'dely'"),
         ("INSERT INTO carriers SELECT * FROM carriers", Refused, "several rows of one key, such as (carrier="),
         ("UPDATE carriers SET carrier = 'UA'", Refused, "several rows of one key, such as (carrier='UA')"),
+        ("INSERT INTO carriers VALUES (NULL, 1, 2, 4)", Refused, "new rows without a key, such as (carrier=None)"),
+        ("UPDATE carriers SET carrier = NULL WHERE carrier = 'C1'", Refused, "new rows without a key"),
         ("INSERT INTO carriers SELECT * FROM '/etc/passwd'", NotFound, "no table named '/etc/passwd'"),
         ("", Usage, "expected one of the two"),
     ],
@@ -199,8 +202,10 @@ def test_rows_from_a_file_are_there_afterwards(app: FlightsApp, cache: SstCache,
     assert edited(app, cache, source=RowSource(file=str(file))).version == 0, "they are there"
     assert not list(app.store.list(f"{app.name}/edits/"))
     pq.write_table(pa.table({"carrier": ["UA"], "flights": ["many"]}), file)
-    with pytest.raises(Refused, match="it has no column 'delay'"):
-        edited(app, cache, source=RowSource(file=str(file)))
+    with pytest.raises(Refused, match="it has no column 'delay'") as refused:
+        edited(app, cache, source=RowSource(file=str(file), only_files=True))
+    assert "--sql" not in refused.value.hint
+    assert f"COPY (SELECT … FROM '{file}') TO" in refused.value.hint
 
 
 def stored(kind: Kind, schema: pa.Schema, values: dict[Key, Values], due_ms: int | None = None) -> ObjectStore:
@@ -243,6 +248,14 @@ def test_a_mean_is_changed_with_what_it_goes_on_from(cache: SstCache) -> None:
         "b": (5.0, 5, 1),
         "c": (1.0, 1, 1),
     }
+
+
+def test_the_row_whose_key_is_null_can_be_changed_where_there_is_one(cache: SstCache) -> None:
+    schema = pa.schema([("k", pa.string()), ("x", pa.int64())])
+    store = stored(aggregate(n=largest("x")), schema, {("a",): (1,), (None,): (2,)})
+    sql = "UPDATE stage SET n = 3 WHERE k IS NULL"
+    edit(store, cache, "app", "stage", sql, sql=sql, by="ada@host")
+    assert {row["k"]: row["n"] for row in shown(store, cache)} == {"a": 1, None: 3}
 
 
 def test_edited_rows_fall_due_as_those_that_the_program_writes(cache: SstCache) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import duckdb
 import msgspec
 import pytest
-from slackwater.errors import NotFound, Refused
+from slackwater.errors import NotFound, Refused, Unavailable
 from slackwater.keep.gc.retention import Retention
 from slackwater.keep.iceberg.export import IcebergExport, WrittenTable
 from slackwater.keep.iceberg.table import IcebergTable
@@ -241,6 +241,38 @@ def test_killed_anywhere_the_same_call_finishes_and_no_reader_sees_half(cache: S
     lake.write()
     named = {pin for name in ("aircraft", "carriers") for pin in lake_pins(lake, name)}
     assert named == set(lake.pins())
+
+
+def test_whatever_fails_no_pin_stays_that_no_table_names(cache: SstCache) -> None:
+    app = aging_app()
+    app.run(flights(20))
+    for target in (False, True):
+        point = 0
+        while True:
+            lake = Lake(app, cache)
+            broken = lake.store if target else store_of(app)
+            lake.write("flights@~3")
+            app.run(flights(5))
+            count = 0
+
+            def before(verb: str, key: str, point: int = point) -> None:
+                nonlocal count
+                count += 1
+                if count == point + 1:
+                    raise Unavailable(f"{verb} {key}")
+
+            broken.before = before
+            failed = True
+            with suppress(Unavailable):
+                lake.write()
+                failed = False
+            broken.before = lambda verb, key: None
+            named = {pin for name in ("aircraft", "carriers") for pin in lake_pins(lake, name)}
+            assert set(lake.pins()) == named, f"request {point}"
+            if not failed:
+                break
+            point += 1
+        assert point > 5
 
 
 def test_only_some_tables(app: FlightsApp, cache: SstCache) -> None:

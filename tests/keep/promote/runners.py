@@ -78,10 +78,13 @@ class Runner:
     ahead: int = 0
     """As `max_unflushed`: so many versions may be acknowledged and not committed; then they are by another thread."""
     timed: bool = False
+    slow_s: float = 0.0
+    """How long a batch takes from its begin to its end, by `clock`."""
     folder: str = ""
     committers: dict[str, Committer] = field(default_factory=dict)
     _failures: list[BaseException] = field(default_factory=list)
     _pending: dict[str, PendingVersion] = field(default_factory=dict)
+    _began: dict[str, float] = field(default_factory=dict)
     _published: dict[tuple[str, int], _Published] = field(default_factory=dict)
     _files: Path | None = None
 
@@ -149,10 +152,14 @@ class Runner:
         base = self.committers[stage].tip
         made = self._numbers(base, most) if stage == "numbers" else self._alerts(base)
         if made is not None:
+            made = replace(made, duration_ms=round(self.slow_s * 1_000))
+            self._began[stage] = self.clock()
             self._pending[stage] = PendingVersion(base, made, (), 0.0, lambda _done: None)
 
     def end(self, stage: str) -> None:
         """Commit the batch that was computed."""
+        if self.clock() - self._began.get(stage, 0.0) < self.slow_s:
+            return
         if (change := self._pending.pop(stage, None)) is not None:
 
             def tell(done: Committed) -> None:

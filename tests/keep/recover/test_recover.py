@@ -212,11 +212,10 @@ def test_an_app_goes_there_and_back_and_there_again() -> None:
         moved = went_on
 
 
-@pytest.mark.parametrize("only_snapshots", [False, True])
-def test_a_replica_that_was_broken_off_beyond_its_cut_goes_back_to_the_cut(only_snapshots: bool) -> None:
+def test_a_replica_that_was_broken_off_beyond_its_cut_goes_back_to_the_cut() -> None:
     app, target = running(), AgingStore()
     pin(app.store, resolve(app.store, app.name, now_ms=LATER_MS), "friday", by="ada@host", reader=app.kafka)
-    copy(app, target, only_snapshots=only_snapshots)
+    copy(app, target)
     cut = replicas.newest_cut(target, app.name)
     assert cut is not None
     app.run(flights(20))
@@ -293,7 +292,7 @@ def test_what_is_no_replica_or_not_whole_is_refused_and_a_second_call_finds_it_d
     with pytest.raises(NotFound, match="no replica named"):
         recovered(app, target, failover_kafka(app))
     replicator = Replicator(app.store, target, app.name, "ada@host", failover_kafka(app))
-    replicator.pair.begin("ada@host", only_snapshots=False)
+    replicator.pair.begin("ada@host")
     with pytest.raises(Refused, match="is not whole"):
         recovered(app, target, failover_kafka(app))
     copy(app, target)

@@ -131,6 +131,15 @@ def test_in_the_json_of_a_struct_true_is_text_for_a_string_and_null_is_no_struct
         get(store, cut, "t", [{**key, "a": True}])
 
 
+@pytest.mark.parametrize(("kind", "key"), [("string", "\udcff"), ("struct<a: string>", '{"a": "\\udcff"}')])
+def test_a_key_that_is_not_utf8_is_refused_as_that(kind: str, key: str) -> None:
+    """A shell gives bytes that are no text as lone surrogates; JSON may have such."""
+    cut = one_row(store := MemoryStore(), kind, None)
+    with pytest.raises(Usage, match="for key column 'k' of table 't' is not valid UTF-8") as refused:
+        get(store, cut, "t", [key])
+    assert "in Python, bytes ask for a key" in refused.value.hint
+
+
 def test_a_time_without_an_offset_is_utc_for_a_key_in_utc() -> None:
     store = MemoryStore()
     cut = one_row(store, "timestamp[us, tz=UTC]", dt.datetime(2013, 1, 31, tzinfo=dt.UTC))

@@ -13,7 +13,8 @@ from tests.keep.attach.memory_checkpoint import MemoryTable
 
 TIME, INT = pa.timestamp("us", "UTC"), pa.int64()
 COUNTRY = pa.schema([("country", pa.string())])
-WINDOW = pa.schema([("window_start", TIME), ("window_end", TIME), ("country", pa.string())])
+SPAN = pa.struct([("start", TIME), ("end", TIME)])
+WINDOW = pa.schema([("window", SPAN), ("country", pa.string())])
 JOIN = pa.schema([("field0", pa.string()), ("index", INT)])
 BUFFER = pa.schema(
     [
@@ -49,7 +50,7 @@ def test_windows_and_sessions_are_made_of_a_time_with_a_watermark(tmp_path: Path
     stage = declared(tmp_path, MemoryTable("", WINDOW, pa.schema([("count", INT)]), "window"))
     assert stage.key == ("window", "country")
     key = pa.schema([("country", pa.string()), ("sessionStartTime", TIME)])
-    values = pa.schema([("session_window_start", TIME), ("session_window_end", TIME), ("count", INT)])
+    values = pa.schema([("session_window", SPAN), ("count", INT)])
     stage = declared(tmp_path, MemoryTable("", key, values, "session"))
     assert stage.key == ("country", "session_window")
     assert stage.event_time.emits == "final"

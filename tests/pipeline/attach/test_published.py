@@ -30,7 +30,7 @@ from slackwater.store.versions import history
 from slackwater.store.versions.side_tables import table_name
 
 from tests.keep.attach.following import rows_at
-from tests.pipeline.checkpoint.by_spark import by_spark, plain
+from tests.pipeline.checkpoint.by_spark import by_spark, plain_arrow
 from tests.pipeline.checkpoint.queries import PROVIDERS
 from tests.support.running import SHORT_LIVED, eventually
 
@@ -150,7 +150,10 @@ def followed(spark: SparkSession, checkpoints: Path, cache: SstCache, query: Run
                 continue
             stored = rows_at(store, cache, version)
             for name, table in zip(names, own.tables, strict=True):
-                rows = {tuple(map(plain, key)): tuple(map(plain, values)) for key, values in stored[name].items()}
+                rows = {
+                    tuple(map(plain_arrow, key)): tuple(map(plain_arrow, values))
+                    for key, values in stored[name].items()
+                }
                 assert rows == by_spark(spark, folder, own, table, batch), f"{name} at the end of batch {batch}"
             compared += 1
         assert following.head is not None

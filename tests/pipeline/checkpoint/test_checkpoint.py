@@ -18,7 +18,7 @@ from slackwater.pipeline.checkpoint.tables import StateTable
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.open import open_store
 
-from tests.pipeline.checkpoint.by_spark import State, by_spark, plain
+from tests.pipeline.checkpoint.by_spark import State, by_spark, plain_arrow
 from tests.pipeline.checkpoint.queries import OF_CLASSES, PROVIDERS, QUERIES, RECORDED, run_query, write_input
 from tests.pipeline.checkpoint.test_files import clean_up
 
@@ -157,7 +157,7 @@ def _hold_to_spark(folder: Path, spark: SparkSession) -> None:
 
 
 def _rows(table: StateTable, found: pa.Table | pa.RecordBatch) -> list[tuple[Any, ...]]:
-    return [tuple(map(plain, (row[name] for name in table.schema.names))) for row in found.to_pylist()]
+    return [tuple(map(plain_arrow, (row[name] for name in table.schema.names))) for row in found.to_pylist()]
 
 
 def _whole(checkpoint: Checkpoint, table: StateTable, batch: int) -> State:

@@ -273,3 +273,12 @@ def test_an_operator_that_nobody_knows_is_refused_by_name() -> None:
     store.put("state/0/_metadata/metadata", said)
     with pytest.raises(Refused, match="the query has the stateful operator 'somethingNew'"):
         CheckpointFiles(store)
+
+
+def test_a_joins_state_in_an_unknown_format_is_refused_by_its_number() -> None:
+    store = in_memory("join-changelog")
+    for info in [*store.list("offsets/")]:
+        said = store.get(info.key).replace(b'join.stateFormatVersion":"2"', b'join.stateFormatVersion":"4"')
+        store.put(info.key, said)
+    with pytest.raises(Refused, match=r"the join's state in the checkpoint memory.* has format 4, which"):
+        CheckpointFiles(store)

@@ -13,8 +13,10 @@ from pyspark.sql.types import (
     StructField,
     StructType,
     TimestampType,
+    VariantType,
 )
 from slackwater.errors import Refused
+from slackwater.keep.attach.checkpoint import times_out
 from slackwater.pipeline.checkpoint.operators import Kept, Operator
 from slackwater.pipeline.checkpoint.tables import StateTable, state_table
 
@@ -45,20 +47,16 @@ def test_buffers_of_one_name_are_told_apart_by_numbers() -> None:
     assert table.kind == "aggregate"
 
 
-def test_a_window_in_the_key_is_two_times_whatever_it_is_called() -> None:
+def test_a_window_in_the_key_is_a_struct_whatever_it_is_called() -> None:
     table = _table("aggregate", key=_struct(("hop", WINDOW), ("k", StringType())), value=_struct(("count", LongType())))
-    assert _columns(table.key) == [("hop_start", INSTANT), ("hop_end", INSTANT), ("k", pa.string())]
+    assert _columns(table.key) == [("hop", pa.struct([("start", INSTANT), ("end", INSTANT)])), ("k", pa.string())]
     assert table.kind == "window"
 
 
 def test_a_sessions_key_is_there_once() -> None:
     key = _struct(("k", StringType()), ("sessionStartTime", TimestampType()))
     value = _struct(("session_window", WINDOW), ("k", StringType()), ("count", LongType()))
-    assert _table("session", key=key, value=value).values.names == [
-        "session_window_start",
-        "session_window_end",
-        "count",
-    ]
+    assert _table("session", key=key, value=value).values.names == ["session_window", "count"]
 
 
 def test_a_total_has_a_key_and_a_distinct_row_no_values() -> None:
@@ -70,9 +68,25 @@ def test_a_total_has_a_key_and_a_distinct_row_no_values() -> None:
 
 @pytest.mark.parametrize("kind", ["pandas", "map-groups"])
 def test_a_users_state_has_its_own_names_and_its_timeout_is_a_time(kind: str) -> None:
-    value = _struct(("groupState", _struct(("n", LongType()))), ("timeoutTimestamp", LongType()))
-    table = _table(kind, key=_struct(("k", StringType())), value=value)
-    assert _columns(table.values) == [("n", pa.int64()), ("due_at", INSTANT)]
+    key, inside = _struct(("k", StringType())), _struct(("n", LongType()))
+    table = _table(kind, key=key, value=_struct(("groupState", inside), ("timeoutTimestamp", LongType())))
+    # A state whose fields are all null is none that is not there.
+    assert _columns(table.values) == [("n", pa.int64()), ("has_state", pa.bool_()), ("due_at", INSTANT)]
+    assert times_out(table.values)
+    assert not times_out(_table(kind, key=key, value=_struct(("groupState", inside))).values)
+
+
+def test_structs_within_keep_their_fields_under_names_that_differ() -> None:
+    inside = _struct(("a", LongType()), ("A", StringType()), ("x.y", ArrayType(_struct(("b c", VariantType())))))
+    table = _table("aggregate", key=_struct(("n", inside)), value=_struct(("first", inside), ("n", NullType())))
+    kept = pa.struct([("a", pa.int64()), ("A_2", pa.string()), ("x_y", pa.list_(pa.struct([("b_c", pa.string())])))])
+    assert _columns(table.schema) == [("n", kept), ("first", kept)]
+
+
+def test_a_users_struct_that_is_called_as_sparks_own_stays_one() -> None:
+    of = _struct(("value", _struct(("n", LongType()))), ("other", LongType()))
+    table = _table("transform", key=_struct(("k", StringType())), value=of)
+    assert _columns(table.values) == [("value", pa.struct([("n", pa.int64())])), ("other", pa.int64())]
 
 
 def test_variables_are_tables_of_their_own_keys() -> None:

@@ -1,15 +1,20 @@
 """What a claim refuses or says of a changed program, before Kafka is asked anything."""
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 import pytest
 import slackwater as sw
 from msgspec import structs
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from slackwater.errors import Refused
 from slackwater.fold.kinds.due import Final
+from slackwater.fold.kinds.processor import Processor
 from slackwater.fold.kinds.session import Sessions
+from slackwater.fold.kinds.state_variables import Variable
 from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.claim.claim import Claimer, agreed
+from slackwater.pipeline.claim.claim import Claimer, agreed, check_declared
 from slackwater.pipeline.migrate.first_version import check_takes_rows
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.sst.arrow_types import from_arrow
@@ -81,6 +86,37 @@ def test_a_table_of_sessions_is_that_of_the_key_that_has_them() -> None:
         with pytest.raises(Refused, match=said) as refused:
             agreed_on(name, key, windows)
         assert way in refused.value.hint
+
+
+class Count(StatefulProcessor):
+    """Names its columns as DDL, which only Spark reads."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: object, rows: object, timerValues: object) -> Iterator[Row]:  # noqa: N802, N803
+        yield from ()
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_class_that_ran_before_goes_on_without_spark_until_its_rows_are_known() -> None:
+    kind = Processor("None", {"count": Variable("value")})
+    stored = Table((Column("user", "string"),), (Column("count", "struct<n: int64>"),), 2, kind.stored)
+    store, ends = MemoryStore(), {"t": Input("t", (7,))}
+    commit(store, Manifest("app", "counts", 1, 1, "w", 1, "claim", ends, table=stored))
+
+    def program(time_mode: str) -> sw.App:
+        app = sw.App("app")
+        state = sw.processor(Count(), "user string, n long", time_mode=time_mode)
+        app.stage(reads=sw.topic("t"), key="user", state=state, name="counts")(same)
+        return app
+
+    check_declared((app := program("None")), app.stages["counts"], stored, with_spark=False)
+    other = program("EventTime")
+    with pytest.raises(Refused, match=r"state is processor\(time_mode=EventTime\), but was stored as processor\(time"):
+        claimer(other, store).check(other.stages["counts"])
 
 
 def test_no_table_begins_with_rows_from_elsewhere_that_would_wait_for_others() -> None:

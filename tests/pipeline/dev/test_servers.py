@@ -13,9 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from threading import Barrier
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import boto3
 import psutil
@@ -111,6 +115,31 @@ def test_of_many_that_put_an_object_if_absent_one_wins_and_a_crash_loses_nothing
         assert {each["Key"] for each in listed} == dict(wins).keys()
         for key, writer in wins:
             assert client.get_object(Bucket=BUCKET, Key=key)["Body"].read() == str(writer).encode()
+
+
+@pytest.mark.s3
+def test_s3_takes_its_own_credentials_and_no_others(folder: Path) -> None:
+    with EmbeddedS3(folder / "s3") as bucket:
+        known = bucket.environment
+        with s3(known) as client:
+            body = os.urandom(20 << 20)  # above what is sent in one part
+            client.upload_fileobj(BytesIO(body), BUCKET, "large")
+            assert client.get_object(Bucket=BUCKET, Key="large")["Body"].read() == body
+        for name, code in (("SECRET_ACCESS_KEY", "SignatureDoesNotMatch"), ("ACCESS_KEY_ID", "InvalidAccessKeyId")):
+            with s3({**known, f"AWS_{name}": "wrong"}) as client:
+                for ask in (
+                    partial(client.list_objects_v2, Bucket=BUCKET),
+                    partial(client.get_object, Bucket=BUCKET, Key="large"),
+                    partial(client.put_object, Bucket=BUCKET, Key="new", Body=b"1"),
+                    partial(client.delete_object, Bucket=BUCKET, Key="large"),
+                ):
+                    with pytest.raises(ClientError) as refused:
+                        ask()
+                    assert refused.value.response["Error"]["Code"] == code
+        with pytest.raises(HTTPError, match="403"):
+            urlopen(f"{bucket.endpoint}/{BUCKET}/large", timeout=PATIENCE_S)  # noqa: S310  our own server
+        with s3(known) as client:
+            assert [each["Key"] for each in client.list_objects_v2(Bucket=BUCKET)["Contents"]] == ["large"]
 
 
 def test_a_server_does_not_outlive_a_test_that_is_killed(folder: Path) -> None:

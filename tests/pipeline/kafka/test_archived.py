@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import AnotherTopic, Corruption, Gone, Refused
 from slackwater.keep.forget.words import Words, taken
+from slackwater.moments.query.log import Held
 from slackwater.pipeline.kafka.archived import ArchivedKafka, archived
+from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.columns import SOURCE, ArchivedMessages, Columns
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import decode, encode, read_rows, send
@@ -20,7 +22,7 @@ from slackwater.store.archive.columns import HEADERS, SCHEMA
 from slackwater.store.archive.extents import Extent
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps
-from slackwater.store.versions.manifest import AppInfo, Origin
+from slackwater.store.versions.manifest import AppInfo, Input, Origin
 
 from tests.store.archive.small_archives import write
 
@@ -278,6 +280,12 @@ def test_each_of_two_topics_of_a_name_is_read_from_its_own_archive() -> None:
     assert values == {b"other"}
     with pytest.raises(Gone, match=r"offsets 6 to 9 of orders\[0\] are of a topic that was deleted and made anew"):
         list(behind.read(TOPIC, 0, 6, 10, topic_id=first, **of))  # type: ignore[arg-type]
+    # What can be read once more is told by the topic's id, too: by version that read up to an offset.
+    held = KafkaChannels(behind).held()
+    assert held(Input(TOPIC, (6,), topic_id=first)) == Held((0,), is_another=True)
+    assert not held(Input(TOPIC, (10,), topic_id=first)).has(0, 6)
+    assert held(Input(TOPIC, (10,), topic_id=second)) == Held((0,))
+    assert KafkaChannels(kafka).held()(Input(TOPIC, (6,), topic_id=first)) == Held(is_another=True)
     # Without an archive nothing of it is there.
     with pytest.raises(AnotherTopic, match=f"id {first}, and was deleted .* id {second}"):
         list(archived(kafka, MemoryStore(), APP).read(TOPIC, 0, 0, 6, topic_id=first, **of))  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ def in_words(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        return data.hex()
+        return f"not valid UTF-8, as hex: {data.hex()}"
 
 
 @few

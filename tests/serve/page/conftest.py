@@ -24,9 +24,10 @@ expect.set_options(timeout=WAIT_MS)
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """The app of the story; beside it in the store one of hostile names and values, and one that never ran."""
+    """The app of the story; beside it in the store one of hostile names, one of many stages, and one that never ran."""
     store = LocalStore(tmp_path_factory.mktemp("told") / "store")
     story.hostile(store)
+    story.wide(store)
     ensure_app(store, AppInfo("new", now_ms()))
     return story.written(store)
 

@@ -10,7 +10,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.apps import ensure_app
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Program, Sst, Table
+from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Program, Sst, Table
 
 from tests.serve.conftest import client_of
 from tests.support.histories import STAGES, Clock, Flight, FlightsApp, Kafka, write_parts
@@ -81,6 +81,51 @@ def hostile(store: ObjectStore) -> None:
         ssts = (*write_parts(store, "hostile", "table", _TABLE, rows), *ssts)
         head = Manifest("hostile", "table", version, 1, "w", now_ms() + version, "batch", table=_TABLE, ssts=ssts)
         commit(store, head)
+
+
+CHAINS = LONG = 7
+_LARGE = Table((Column("order", "int64"),), (Column("seen", "int64"), Column("cents", "int64")), partitions=2)
+LARGE_KEYS, JUMP_FROM, JUMP = 250, 4, 1_000_000_000_000
+"""Orders of the table of many rows; from this version on each has so many cents, which had few."""
+
+
+def step(number: int) -> str:
+    """The name of a stage of the wide app, as long as those that people give."""
+    return f"step_{number:02}_of_the_order_pipeline"
+
+
+FILLED = step(2 * LONG - 1)
+"""The only stage of the wide app whose table has rows."""
+
+
+def wide(store: ObjectStore) -> None:
+    """An app `wide` of 49 stages, seven after each other in seven rows; the last one of each row has a table.
+
+    One table has rows: more than a page of the browser shows.
+    """
+    ensure_app(store, AppInfo("wide", now_ms()))
+    for number in range(CHAINS * LONG):
+        name, (chain, place) = step(number), divmod(number, LONG)
+        reads = Input(f"orders-{chain}", (0,)) if not place else Input(f"wide-ch-{number}", (0,), step(number - 1))
+        sent = {} if place == LONG - 1 else {f"ch-{number + 1}": Output(f"wide-ch-{number + 1}", (0,), (0,))}
+        table = None if sent else _LARGE
+        ssts: tuple[Sst, ...] = ()
+        for version in range(1, 7 if name == FILLED else 2):
+            if name == FILLED:
+                ssts = (*write_parts(store, "wide", name, _LARGE, _orders(version)), *ssts)
+            inputs = {f"ch-{number}" if place else "orders": reads}
+            at_ms = now_ms() - 60_000 + version * 1_000
+            written = Manifest("wide", name, version, 1, "w", at_ms, "batch", inputs=inputs, outputs=sent, table=table)
+            commit(store, replace(written, ssts=ssts))
+
+
+def _orders(version: int) -> pa.Table:
+    """All orders once more, as a version of the store has them."""
+    orders = np.arange(LARGE_KEYS)
+    cents = orders * 7 % LARGE_KEYS + version % 2 + (JUMP if version >= JUMP_FROM else 0)
+    hashes = hash_keys(pa.table({"order": orders}), ["order"])
+    filled = {"_seq": np.full(LARGE_KEYS, version), "_op": np.zeros(LARGE_KEYS, np.int8)}
+    return pa.table({"_hash": hashes, "order": orders, "seen": orders * 0 + version, "cents": cents, **filled})
 
 
 def deploy(app: FlightsApp, path: str, checksum: str) -> None:

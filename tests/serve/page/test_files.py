@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import duckdb
 import pytest
 from slackwater.serve.page.files import STATIC
 
@@ -49,6 +50,12 @@ def test_the_page_names_all_its_modules_and_nothing_of_others() -> None:
         assert not [
             word for word in ("http://", "https://") if word in text.replace("http://www.w3.org/2000/svg", "")
         ], each
+
+
+def test_the_page_quotes_each_word_that_is_reserved_in_sql() -> None:
+    text = (STATIC / "words.js").read_text().split("new Set(`")[1].split("`")[0]
+    of = "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category IN ('reserved', 'type_function')"
+    assert {(word,) for word in text.split()} >= {*duckdb.sql(of).fetchall()}
 
 
 def test_what_is_of_others_says_its_version_and_licence() -> None:

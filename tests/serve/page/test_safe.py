@@ -19,9 +19,10 @@ from tests.support.histories import FlightsApp
 VIEWS = {
     "apps": ("", "link", "flights"),
     "stages": ("#/flights", "region", "Stages and what they read and send"),
+    "many stages": ("#/wide", "region", "Stages and what they read and send"),
     "rows": ("#/flights/rows/carriers?at=carriers@v22&against=carriers@v20", "region", "Rows of carriers"),
     "key": ("#/flights/key/carriers/UA", "region", "Changes"),
-    "left": ("#/flights/left", "heading", "Late records"),
+    "rejected": ("#/flights/rejected", "heading", "Late records"),
     "log": ("#/flights/log", "region", "Commits"),
     "cost": ("#/flights/cost", "region", "Cost by stage"),
 }
@@ -144,7 +145,7 @@ def test_a_token_is_typed_and_says_what_may_be_done(look: Open, closed: str, tok
     expect(page.get_by_role("region", name="Stages", exact=True)).to_be_visible()
     expect(page.get_by_role("button", name="Take a snapshot")).to_have_count(0)
     page.keyboard.press("b")
-    expect(page.get_by_text("This page may not start one")).to_be_visible()
+    expect(page.get_by_text("This token may not start a search")).to_be_visible()
     expect(page.get_by_role("button", name="Start a bisect")).to_have_count(0)
     page.reload()
     expect(page.get_by_text("as reader")).to_be_visible()
@@ -167,6 +168,16 @@ def test_whoever_may_read_one_table_sees_that(look: Open, closed: str, tokens: d
     page.get_by_role("button", name="Use it").click()
     expect(page.get_by_role("region", name="Rows of carriers")).to_be_visible()
     expect(page.get_by_role("link", name="aircraft")).to_have_count(0)
+    page.keyboard.press("g")
+    expect(page.get_by_text("may not see the stages of this app, only rows of carriers")).to_be_visible()
+    expect(page.get_by_text("0 stages")).to_have_count(0)
+    page.keyboard.press("l")
+    expect(page.get_by_role("alert")).not_to_have_count(0)
+    expect(page.get_by_text(re.compile("^No .* yet"))).to_have_count(0)  # what may not be seen is not told as empty
+    page.keyboard.press("r")
+    expect(page.get_by_role("alert")).to_be_visible()
+    expect(page.get_by_text("No stage rejected a record")).to_have_count(0)
+    expect(page.get_by_text("No record was late")).to_have_count(0)
 
 
 def test_a_wrong_token_is_asked_for_again(look: Open, closed: str) -> None:

@@ -57,6 +57,9 @@ def test_from_wrong_totals_to_the_records_by_mouse(look: Open, found: tuple[str,
     page.get_by_role("button", name="Start a bisect").click()
     expect(page.get_by_role("heading", name=f"{commit} is the first bad commit")).to_be_visible()
     expect(page.locator(".sources")).to_have_text(offsets)
+    checked = page.locator(".probes li").count()
+    expect(page.get_by_role("heading", name=f"Checked moments: {checked}")).to_be_visible()
+    expect(page.get_by_text(re.compile("evaluation|probe"))).to_have_count(0)  # another count of the same
     assert page.locator("circle.probe.bad").count() > 1
     assert page.locator("circle.probe.good").count() > 1
     expect(page.get_by_role("button", name=f"bisect: {commit}")).to_be_visible()
@@ -105,7 +108,7 @@ def test_the_slider_goes_from_commit_to_commit_and_the_rows_with_it(look: Open) 
     slider.focus()
     page.keyboard.press("Home")
     expect(slider).to_have_attribute("aria-valuenow", "0")
-    expect(page.get_by_text("No stage of this app keeps state")).to_be_visible()
+    expect(page.get_by_text("No stage of this app has a table")).to_be_visible()
     page.keyboard.press("End")
     assert row.text_content() == now
     page.keyboard.press("PageUp")
@@ -123,7 +126,7 @@ def test_the_slider_goes_from_commit_to_commit_and_the_rows_with_it(look: Open) 
     page.keyboard.press("c")
     expect(page.get_by_label("compared with")).not_to_have_value("")
     expect(page.get_by_text("slackwater diff flights/")).to_be_visible()
-    page.get_by_role("button", name="All that differs").click()
+    page.get_by_role("button", name="All rows that differ").click()
     differing = page.get_by_role("region", name="What differs in carriers").locator("tbody tr")
     expect(differing.first).to_have_class("changed")
     assert differing.count() == page.get_by_role("region", name="What differs in carriers").locator(".changed").count()
@@ -166,3 +169,4 @@ def test_rows_by_key_and_by_a_condition(look: Open) -> None:
     page.get_by_role("textbox", name="Condition in SQL").fill("dely > 2000")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("dely")
+    expect(rows).to_have_count(0)  # those of the filter before would stand under these words

@@ -1,4 +1,4 @@
-// From "the totals look wrong" to the commit and the records behind it: the probes as they come, and what was found.
+// From "the totals look wrong" to the commit and the records behind it: the moments that are checked, and what was found.
 
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { events, path } from "../ask.js";
@@ -24,13 +24,13 @@ export function Bisect(props) {
     setSearch(state);
     go({ ...route, where }, { replace: true });
     const change = (more) => setSearch((state = { ...state, ...more }));
-    say("the search has begun");
+    say("the search has started");
     const ends = { ...(good && { good: ref(route.app, good) }), ...(route.at && { bad: ref(route.app, route.at) }) };
     try {
       await events(path("apps", route.app, "bisect"), (kind, data) => {
         if (kind === "probe") {
           change({ probes: [...state.probes, { ...data, at: atOf(data.ref) }] });
-          say(`${data.outcome}: ${data.ref}, ${plural(data.left, "look")} left`);
+          say(`${data.outcome}: ${data.ref}, ${plural(data.left, "check")} left`);
         } else if (kind === "found") {
           change({ answer: data, found: [...state.found, markOf(data)] });
           say(`found: ${data.stage} v${data.first_bad.version}`);
@@ -42,7 +42,7 @@ export function Bisect(props) {
     change({ isRunning: false });
   };
   return html`<form class="search" onSubmit=${start}>
-      <label for="wrong">What is wrong: SQL that returns rows when something is</label>
+      <label for="wrong">What is wrong: a query that returns rows if something is wrong, and none if not</label>
       <textarea id="wrong" data-filter rows="2" value=${where} onInput=${(event) => setWhere(event.target.value)} spellcheck="false" placeholder="SELECT carrier FROM carriers WHERE delay > 100000"></textarea>
       <div class="row">
         <label>good at <select value=${good} onChange=${(event) => setGood(event.target.value)}><option value="">the beginning</option>${choices(snapshots, route, good).map((name) => html`<option value=${name} selected=${name === good}>${name}</option>`)}</select></label>
@@ -50,13 +50,13 @@ export function Bisect(props) {
         <span class="fill" />
         ${search.isRunning ? html`<button type="button" onClick=${() => control.current?.abort()}>Stop</button>` : may ? html`<button class="action" disabled=${!where.trim() || !here}>Start a bisect</button>` : ""}
       </div>
-      ${!may && html`<p class="note">This page may not start one; whoever has a token with the verb bisect may, and the command line.</p>`}
+      ${!may && html`<p class="note">This token may not start a search. It needs the verb bisect; the command line below needs the store's credentials instead.</p>`}
     </form>
     <${Command} line=${line} />
     <${Problem} problem=${search.problem} />
     ${search.answer && html`<${Found} answer=${search.answer} route=${route} where=${search.where} />`}
     <${Probes} search=${search} route=${route} />
-    ${!search.answer && !search.probes.length && !search.isRunning && may && html`<${Empty}>It halves the commits between good and bad: some ten looks for a thousand of them.<//>`}`;
+    ${!search.answer && !search.probes.length && !search.isRunning && may && html`<${Empty}>A binary search over the commits between good and bad: about ten checks for a thousand commits.<//>`}`;
 }
 
 const choices = (snapshots, route, good) => [...new Set([...(snapshots?.snapshots ?? []).map((each) => each.name), route.against, good].filter(Boolean))];
@@ -68,8 +68,8 @@ const markOf = (answer) => ({ kind: "bisect", label: `${answer.stage} v${answer.
 
 function Probes({ search, route }) {
   if (!search.probes.length && !search.isRunning) return null;
-  return html`<h2>Probes</h2><ol class="probes">${search.probes.map((probe) => html`<li class=${probe.outcome}><span class="dot" aria-hidden="true"></span><span class="outcome">${probe.outcome}</span> <a href=${address({ ...route, view: "rows", at: probe.at })}>${probe.at || "the beginning"}</a>${probe.left != null && html` <span class="note">at most ${count(probe.left)} more</span>`}</li>`)}</ol>
-    ${search.isRunning && html`<p class="note">looking …</p>`}`;
+  return html`<h2>Checked moments${search.isRunning ? "" : `: ${count(search.probes.length)}`}</h2><ol class="probes">${search.probes.map((probe) => html`<li class=${probe.outcome}><span class="dot" aria-hidden="true"></span><span class="outcome">${probe.outcome}</span> <a href=${address({ ...route, view: "rows", at: probe.at })}>${probe.at || "the beginning"}</a>${probe.left != null && html``}</li>`)}</ol>
+    ${search.isRunning && html`<p class="note">searching … ${search.probes.length ? `at most ${plural(search.probes.at(-1).left, "check")} to come` : ""}</p>`}`;
 }
 
 function Found({ answer, route, where }) {
@@ -78,12 +78,12 @@ function Found({ answer, route, where }) {
   const look = { ...route, view: "rows", names: [answer.stage], at, against: atOf(good?.ref), where: "", key: "" };
   const names = Object.keys(answer.keys[0]?.key ?? {});
   return html`<section class="found" aria-label="What was found">
-    <h2>${answer.candidates?.length ? `One of ${answer.candidates.length} commits` : html`<a data-row href=${address(look)}>${answer.stage} v${bad.version}</a> is ${answer.bad_before ? "one of the commits at which it went bad" : "the first bad commit"}`}</h2>
+    <h2>${answer.candidates?.length ? candidatesOf(answer.candidates) : html`<a data-row href=${address(look)}>${answer.stage} v${bad.version}</a> is ${answer.bad_before ? "one of the commits at which it went bad" : "the first bad commit"}`}</h2>
     ${answer.bad_before && html`<p>it was bad before, at <a href=${address({ ...route, view: "rows", at: atOf(answer.bad_before), against: "" })}>${atOf(answer.bad_before)}</a></p>`}
-    ${answer.assumes_once && !answer.candidates?.length && html`<p class="note">assuming that it went from good to bad once</p>`}
-    <p>committed <${Time} ms=${bad.time_ms} />; the last good one is ${good?.ref ? html`<a href=${address({ ...route, view: "rows", at: atOf(good.ref), against: "" })}>${atOf(good.ref)}</a>` : "before the first"}; ${plural(answer.evaluations, "evaluation")}.</p>
-    <dl class="lineage"><div><dt>it read</dt><dd>${offsets(answer.windows) || "no record"}</dd></div>
-      <div><dt>which came from</dt><dd class="sources">${offsets(answer.source_windows) || "no record"}</dd></div></dl>
+    ${answer.assumes_once && !answer.candidates?.length && html`<p class="note">a binary search assumes that the history turned from good to bad once; not every commit was checked</p>`}
+    <p>committed <${Time} ms=${bad.time_ms} />; the last good one is ${good?.ref ? html`<a href=${address({ ...route, view: "rows", at: atOf(good.ref), against: "" })}>${atOf(good.ref)}</a>` : "before the first"}.</p>
+    <dl class="lineage"><div><dt>offsets it read</dt><dd>${offsets(answer.windows) || "no record"}</dd></div>
+      <div><dt>of users' topics</dt><dd class="sources">${offsets(answer.source_windows) || "no record"}</dd></div></dl>
     <${Cause} cause=${answer.cause} />
     <${Record} cause=${answer.cause} record=${answer.record} route=${route} where=${where} />
     ${answer.keys.length > 0 && html`<h3>${plural(answer.keys.length, "key")} turned bad</h3>
@@ -93,12 +93,24 @@ function Found({ answer, route, where }) {
   </section>`;
 }
 
+// A range of versions for each stage that may have done it.
+function candidatesOf(ranges) {
+  const commits = ranges.reduce((sum, { first, last }) => sum + last - first + 1, 0);
+  return `One of ${plural(commits, "commit")}: ${ranges.map(({ stage, first, last }) => (first === last ? `${stage} v${first}` : `${stage} v${first} to v${last}`)).join(", ")}`;
+}
+
 const sideOf = (row) => (row ? Object.entries(row).map(([name, of]) => html`<span class="pair"><span class="note">${printable(name)}</span> ${shortened(value(of))}</span>`) : html`<span class="note">no row</span>`);
+
+// Whether the sentence of a cause has a value of its evidence.
+function isSaid({ sentence, evidence }, name, of) {
+  if (name === "stage" || name === "version") return sentence.includes(`${evidence.stage}@v${evidence.version}`);
+  return of.checksum ? sentence.includes(`${of.path} (xxh3_128 ${of.checksum})`) : sentence.split(/[,;:]?\s+/).includes(String(of));
+}
 
 // What is behind the commit, and what shows it; of a record, the record does.
 function Cause({ cause }) {
   if (!cause || cause.class === "unknown") return null;
-  const shown = Object.entries(cause.evidence).filter(([name, of]) => of != null && !["alone", "needs", "num_keys"].includes(name));
+  const shown = Object.entries(cause.evidence).filter(([name, of]) => of != null && !["alone", "needs", "num_keys", "how", "add"].includes(name) && !isSaid(cause, name, of));
   return html`<h3>${cause.sentence}</h3>
     ${cause.class !== "record" && shown.length > 0 && html`<dl class="lineage">${shown.map(([name, of]) => html`<div><dt>${printable(name.replaceAll("_", " "))}</dt><dd>${shortened(value(of), 300)}</dd></div>`)}</dl>`}
     ${cause.records.length > 1 && html`<ol class="hops">${cause.records.slice(0, MOST_KEYS).map((each) => html`<li><code>${each}</code></li>`)}</ol>`}`;
@@ -108,12 +120,12 @@ function Cause({ cause }) {
 function Record({ cause, record, route, where }) {
   if (!record?.address && cause && cause.class !== "unknown") return null;
   if (!record?.address) {
-    return html`<p class="note">${record?.reason ? `Which record it was cannot be told: ${record.reason}` : "Which of these records it was, a replay says, with the program's file and a Spark:"}</p>
+    return html`<p class="note">${record?.reason ? `The record could not be determined: ${record.reason}` : "To find the record among these, replay the batch with the program's file (needs Spark):"}</p>
       <${Command} label="the record" line=${command("bisect", route.app, "--where", where, "--code", "PROGRAM.py")} />`;
   }
   const parts = [["key", record.key], ...record.headers.map((each) => [`header ${each.name}`, each.value]), ["value", record.value]];
   return html`<h3>the record <code>${record.address}</code></h3>
     <dl class="lineage"><div><dt>sent</dt><dd><${Time} ms=${record.time_ms} /></dd></div>
       ${parts.map(([name, of]) => html`<div><dt>${name}</dt><dd>${shortened(textOf(of), 2000)}</dd></div>`)}</dl>
-    ${record.hops.length > 0 && html`<h3>its way</h3><ol class="hops">${record.hops.map((hop) => html`<li><a href=${address({ ...route, view: "rows", names: [], at: versionOf(hop.stage, hop.version) })}>${hop.stage} v${hop.version}</a> turned bad with <code>${hop.record}</code>, one of ${plural(hop.records, "record")}</li>`)}</ol>`}`;
+    ${record.hops.length > 0 && html`<h3>path through the stages</h3><ol class="hops">${record.hops.map((hop) => html`<li><a href=${address({ ...route, view: "rows", names: [], at: versionOf(hop.stage, hop.version) })}>${hop.stage} v${hop.version}</a> turned bad with <code>${hop.record}</code>, one of ${plural(hop.records, "record")}</li>`)}</ol>`}`;
 }

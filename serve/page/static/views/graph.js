@@ -8,6 +8,10 @@ const WIDE = { w: 178, h: 78, gap: 76, beside: 22 };
 const NARROW = { w: 210, h: 78, gap: 44, beside: 12 };
 const SMALL = 36;
 const MOST_NAMES = 24;
+const MOST_WIDE = 420;
+const LETTER = { stage: 8.4, other: 6.8 }; // as wide as a letter is on average
+const BESIDE_NAME = 62; // the margin, and the version
+const ZOOMS = [0.25, 0.4, 0.6, 0.8, 1, 1.5];
 
 // Nodes with their depth, and edges between them, of what the stages say of themselves.
 function graphOf(stages, tables) {
@@ -44,7 +48,10 @@ function graphOf(stages, tables) {
 function laidOut({ nodes, edges }, isDown, room) {
   // Channels have their names between stages.
   const longest = Math.max(0, ...edges.map((edge) => edge.name.length));
-  const size = isDown ? NARROW : { ...WIDE, gap: Math.min(200, Math.max(WIDE.gap, 20 + longest * 6.2)) };
+  const size = { ...(isDown ? NARROW : WIDE) };
+  if (!isDown) size.gap = Math.min(200, Math.max(WIDE.gap, 20 + longest * 6.2));
+  const named = nodes.map(({ kind, name }) => (kind === "stage" ? name.length * LETTER.stage + BESIDE_NAME : name.length * LETTER.other + 28));
+  size.w = Math.ceil(Math.min(isDown ? room : MOST_WIDE, Math.max(size.w, ...named)));
   const layers = [];
   for (const node of nodes) (layers[node.depth] ??= []).push(node);
   const at = new Map();
@@ -74,8 +81,9 @@ function laidOut({ nodes, edges }, isDown, room) {
   return { at, width: isDown ? across : along, height: isDown ? along : across };
 }
 
-export function Graph({ here, route, isNow }) {
+export function Graph({ here, route, isNow, wanted }) {
   const [room, setRoom] = useState(1000);
+  const [zoom, setZoom] = useState(1);
   const box = useRef(null);
   useEffect(() => {
     const seen = new ResizeObserver(([entry]) => setRoom(entry.contentRect.width));
@@ -86,11 +94,26 @@ export function Graph({ here, route, isNow }) {
   const isDown = room < 640;
   const { at, width, height } = laidOut(graph, isDown, room);
   const isDense = graph.edges.length > MOST_NAMES;
-  return html`<div class="scroll graph" ref=${box} tabindex="0" role="region" aria-label="Stages and what they read and send">
-    <svg width=${width + 4} height=${height + 4} viewBox=${`-2 -2 ${width + 4} ${height + 4}`}>
+  // The first stage that was looked for is brought into the part that is seen.
+  const first = wanted && graph.nodes.find((node) => node.kind === "stage" && wanted.has(node.name));
+  useEffect(() => {
+    if (!first) return;
+    const { x, y, w, h } = at.get(first.id);
+    box.current.scrollTo({ left: (x + w / 2) * zoom - box.current.clientWidth / 2, top: (y + h / 2) * zoom - box.current.clientHeight / 2 });
+  }, [first?.id, zoom]);
+  const isLarge = width > room || height > 700;
+  const step = (by) => setZoom(by > 0 ? (ZOOMS.find((each) => each > zoom) ?? zoom) : (ZOOMS.findLast((each) => each < zoom) ?? zoom));
+  return html`${isLarge && html`<div class="zoom" role="group" aria-label="Size of the graph">
+      <button type="button" onClick=${() => step(-1)} disabled=${zoom <= ZOOMS[0]} aria-label="Smaller graph">−</button>
+      <button type="button" onClick=${() => step(1)} disabled=${zoom >= ZOOMS.at(-1)} aria-label="Larger graph">+</button>
+      <button type="button" onClick=${() => setZoom(Math.min(1, (room - 4) / (width + 4)))}>all of it</button>
+      <span class="note">${Math.round(zoom * 100)} %</span>
+    </div>`}
+    <div class="scroll graph" ref=${box} tabindex="0" role="region" aria-label="Stages and what they read and send">
+    <svg width=${(width + 4) * zoom} height=${(height + 4) * zoom} viewBox=${`-2 -2 ${width + 4} ${height + 4}`}>
       <defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" /></marker></defs>
       ${graph.edges.map((edge) => html`<${Edge} edge=${edge} from=${at.get(edge.from)} to=${at.get(edge.to)} isDown=${isDown} isDense=${isDense} waiting=${here.waiting} />`)}
-      ${graph.nodes.map((node) => html`<${Node} node=${node} box=${at.get(node.id)} route=${route} tables=${here.tables} isNow=${isNow} waiting=${here.waiting} />`)}
+      ${graph.nodes.map((node) => html`<${Node} node=${node} box=${at.get(node.id)} route=${route} tables=${here.tables} isNow=${isNow} waiting=${here.waiting} isDim=${wanted && !wanted.has(node.name)} />`)}
     </svg>
   </div>`;
 }
@@ -107,7 +130,7 @@ function Edge({ edge, from, to, isDown, isDense, waiting }) {
   return html`<g class="edge">
     <path d=${d} marker-end="url(#tip)">${edge.name && html`<title>${edge.name}</title>`}</path>
     ${edge.name && !isDense && html`<text x=${isDown ? x + 8 : x} y=${isDown ? y + 4 : y - 7} text-anchor=${isDown ? "start" : "middle"}>${edge.name}</text>`}
-    ${behind > 0 && html`<text class="behind" x=${isDown ? x - 8 : x} y=${isDown ? y + 4 : y + 16} text-anchor=${isDown ? "end" : "middle"}>${count(behind)} behind</text>`}
+    ${behind > 0 && html`<text class="behind" x=${isDown ? x - 8 : x} y=${isDown ? y + 4 : y + 16} text-anchor=${isDown ? "end" : "middle"}>${plural(behind, edge.input ? "record" : "row")} waiting</text>`}
     ${markers.map((each) => html`<g class="marker"><path d=${`M${x} ${y - 7}l7 7l-7 7l-7 -7z`} /><title>the marker of ${each.name} is on its way</title></g>`)}
   </g>`;
 }
@@ -118,25 +141,26 @@ function isOnTheWay({ stages }, edge) {
   return sender?.version != null && reader && (reader.version == null || reader.awaited.includes(edge.name));
 }
 
-function Node({ node, box, route, tables, isNow, waiting }) {
+function Node({ node, box, route, tables, isNow, waiting, isDim }) {
   const { x, y, w, h } = box;
   if (node.kind !== "stage") {
     const words = node.kind === "topic" ? "topic" : "sink";
-    return html`<g class=${`node ${node.kind}`}><rect x=${x} y=${y} width=${w} height=${h} rx=${h / 2} /><text x=${x + w / 2} y=${y + h / 2 + 4} text-anchor="middle">${short(node.name, 22)}<title>${words} ${node.name}</title></text></g>`;
+    const most = Math.floor((w - 20) / LETTER.other);
+    return html`<g class=${`node ${node.kind} ${isDim ? "dim" : ""}`}><rect x=${x} y=${y} width=${w} height=${h} rx=${h / 2} /><text x=${x + w / 2} y=${y + h / 2 + 4} text-anchor="middle">${short(node.name, most)}<title>${words} ${node.name}</title></text></g>`;
   }
   const { stage } = node;
   const table = Object.keys(tables).find((name) => tables[name] === stage.stage);
-  const lines = [table ? `${stage.keys_exact ? "" : "≤ "}${plural(stage.keys, "key")}` : "no table", stage.watermark_ms ? `watermark ${time(stage.watermark_ms)}` : `committed ${ago(stage.time_ms)}`];
+  const lines = [table ? `${stage.keys_exact ? "" : "at most "}${plural(stage.keys, "key")}` : "no table", stage.watermark_ms ? `watermark ${time(stage.watermark_ms)}` : `committed ${ago(stage.time_ms)}`];
   const recorded = waiting.filter((each) => each.stages[stage.stage]?.version != null);
   const body = html`<rect x=${x} y=${y} width=${w} height=${h} rx="8" />
-    <text class="name" x=${x + 14} y=${y + 25}>${short(stage.stage, 14)}<title>${stage.stage}</title></text>
+    <text class="name" x=${x + 14} y=${y + 25}>${short(stage.stage, Math.floor((w - BESIDE_NAME) / LETTER.stage) + 1)}<title>${stage.stage}</title></text>
     <text class="version" x=${x + w - 12} y=${y + 25} text-anchor="end">v${stage.version}</text>
     ${lines.map((line, number) => html`<text class="line" x=${x + 14} y=${y + 46 + number * 17}>${line}</text>`)}
-    ${isNow && html`<circle class=${stage.runner ? "runs" : "rests"} cx=${x + w - 16} cy=${y + 42} r="4"><title>${stage.runner ? `runs: ${stage.runner}` : stage.runner == null ? "nobody knows whether it runs" : "nobody runs it"}</title></circle>`}
+    ${isNow && html`<circle class=${stage.runner ? "runs" : "rests"} cx=${x + w - 16} cy=${y + 42} r="4"><title>${stage.runner ? `runs: ${stage.runner}` : stage.runner == null ? "whether it runs is not known" : "not running"}</title></circle>`}
     ${recorded.map((each, number) => html`<path class="recorded" d=${`M${x + w - 32 - number * 14} ${y + 36}l6 6l-6 6l-6 -6z`}><title>has recorded its part of ${each.name}</title></path>`)}`;
   return table
-    ? html`<a class="node stage" href=${address({ ...route, view: "rows", names: [table] })} aria-label=${`${stage.stage} v${stage.version}, ${lines.join(", ")}: rows of ${table}`}>${body}</a>`
-    : html`<g class="node stage">${body}</g>`;
+    ? html`<a class=${`node stage ${isDim ? "dim" : ""}`} href=${address({ ...route, view: "rows", names: [table] })} aria-label=${`${stage.stage} v${stage.version}, ${lines.join(", ")}: rows of ${table}`}>${body}</a>`
+    : html`<g class=${`node stage ${isDim ? "dim" : ""}`}>${body}</g>`;
 }
 
 // Names that begin alike often differ at their end.

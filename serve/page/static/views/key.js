@@ -4,7 +4,7 @@ import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm
 import { path, query } from "../ask.js";
 import { Command, Empty, Problem, Reading, Time, useAsked } from "../parts.js";
 import { address, go, versionOf } from "../route.js";
-import { command, offsets, plural, printable, shortened, tick, value } from "../words.js";
+import { command, identifier, literal, numberOf, offsets, plural, printable, shortened, tick, value } from "../words.js";
 
 const LIMIT = 500;
 const HEIGHT = 220;
@@ -14,28 +14,52 @@ const INKS = ["--ink-1", "--ink-2", "--ink-3", "--ink-4", "--ink-5"];
 export function Key({ route, live, here }) {
   const [table, key = ""] = route.names;
   const asked = useAsked(table ? query(path("apps", route.app, "tables", table, "history"), { key, limit: LIMIT }) : "", live);
+  const about = useAsked(table ? path("apps", route.app, "at", "now") : "", route.app);
+  const columns = about.data?.tables.find((each) => each.table === table)?.columns ?? [];
+  const types = useMemo(() => Object.fromEntries(columns.map((each) => [each.name, each.type])), [about.data, table]);
   const changes = asked.data?.changes ?? [];
   return html`<div class="tools"><h2>${table} <span class="keyname">${shortened(key)}</span></h2>
       <a href=${address({ ...route, view: "rows", names: [table], key: "" })}>all rows</a>
       <a href=${address({ ...route, view: "rows", names: [table], key })}>its row at this moment</a>
-      <a href=${address({ ...route, view: "bisect", where: suggested(asked.data, table) })}>bisect</a></div>
+      <a href=${address({ ...route, view: "bisect", where: suggested(asked.data, table, types) })}>bisect</a></div>
     <${Problem} problem=${asked.problem} />
     ${asked.isBusy && !asked.data && html`<${Reading} />`}
-    ${asked.data && !changes.length && html`<${Empty}>No version that is left has a row of this key.<//>`}
+    ${asked.data && !changes.length && html`<${Empty}>No version that is kept has a row of this key.<//>`}
     ${changes.length > 0 && html`
-      <${Plot} changes=${changes} route=${route} />
+      <${Plot} changes=${changes} types=${types} route=${route} />
       ${here && html`<p class="note">${plural(changes.length, "change")}${changes.length === LIMIT ? ", the newest" : ""}${asked.data.whole_from ? `; older versions than v${asked.data.whole_from} were thinned out` : ""}</p>`}
       <${Changes} changes=${changes} route=${route} />`}
     <${Command} line=${command("history", route.app, table ?? "", key)} />`;
 }
 
-// A condition to begin a bisect with, for somebody to change: that the key's newest value is wrong.
-function suggested(data, table) {
-  const row = data?.changes.find((change) => change.after)?.after;
-  const column = row && Object.keys(row).find((name) => typeof row[name] === "number");
-  if (!column) return "";
-  const names = Object.entries(data.key).map(([name, of]) => `${name} = '${String(of).replaceAll("'", "''")}'`);
-  return `SELECT ${Object.keys(data.key).join(", ")} FROM ${table} WHERE ${names.join(" AND ")} AND ${column} > ${row[column] - 1}`;
+// A condition to begin a bisect with, for somebody to change: the column that jumped most, measured by its usual steps,
+// has the value that it jumped to. A count that goes up by a few with each batch jumps less than a sum that runs away.
+// Where no number changed, it is the column that changed last.
+export function suggested(data, table, types) {
+  const rows = (data?.changes ?? []).map((change) => change.after).filter(Boolean).reverse();
+  const newest = rows.at(-1);
+  if (!newest) return "";
+  const keys = Object.entries(data.key).map(([name, of]) => (of === null ? `${identifier(name)} IS NULL` : `${identifier(name)} = ${literal(types[name], of)}`));
+  const jumps = columnsOf(data.changes, types).map((name) => jumpOf(name, rows.map((row) => numberOf(types[name], row[name])).filter((of) => of != null)));
+  const jump = jumps.reduce((most, each) => (each.times > (most?.times ?? -1) ? each : most), null);
+  const changed = Object.keys(newest).find((name) => rows.length > 1 && value(rows.at(-2)[name]) !== value(newest[name]) && typeof newest[name] !== "object");
+  const wrong = jump ? `${identifier(jump.name)} ${jump.sign} ${jump.limit}` : changed ? `${identifier(changed)} = ${literal(types[changed], newest[changed])}` : "";
+  if (!wrong) return "";
+  return `SELECT ${Object.keys(data.key).map(identifier).join(", ")} FROM ${identifier(table)} WHERE ${[...keys, wrong].join(" AND ")}`;
+}
+
+// Where a column first made a step that is large for it (a quarter of its largest, at least): `times` its usual one. The
+// limit lies between the values on both sides of that step.
+function jumpOf(name, values) {
+  const steps = values.slice(1).map((of, at) => of - values[at]);
+  const sizes = steps.map(Math.abs);
+  const largest = Math.max(0, ...sizes);
+  if (!largest) return { name, times: 0, sign: ">=", limit: values.at(-1) };
+  const first = sizes.findIndex((size) => size >= largest / 4);
+  const usual = sizes.slice(0, first).filter(Boolean).sort((a, b) => a - b);
+  const times = largest / (usual[usual.length >> 1] ?? largest);
+  const middle = (values[first] + values[first + 1]) / 2;
+  return { name, times, sign: steps[first] > 0 ? ">" : "<", limit: !values.every(Number.isInteger) ? middle : steps[first] > 0 ? Math.floor(middle) : Math.ceil(middle) };
 }
 
 // Loaded once it is needed; no module of its own.
@@ -47,14 +71,14 @@ const loaded = () =>
     document.head.append(sheet, script);
   }));
 
-function columnsOf(changes) {
+function columnsOf(changes, types) {
   const names = new Set(changes.flatMap((change) => Object.keys(change.after ?? change.before ?? {})));
-  return [...names].filter((name) => changes.some((change) => typeof change.after?.[name] === "number"));
+  return [...names].filter((name) => changes.some((change) => numberOf(types[name], change.after?.[name]) != null));
 }
 
 // Step lines: a value holds until the next change.
-function Plot({ changes, route }) {
-  const names = useMemo(() => columnsOf(changes), [changes]);
+function Plot({ changes, types, route }) {
+  const names = useMemo(() => columnsOf(changes, types), [changes, types]);
   const [hidden, setHidden] = useState(() => new Set(names.slice(INKS.length))); // as many as there are colours
   const [at, setAt] = useState(null);
   const box = useRef(null);
@@ -64,7 +88,7 @@ function Plot({ changes, route }) {
     if (!shown.length) return undefined;
     let plot;
     let isGone = false;
-    const data = [oldest.map((change) => change.time_ms / 1000), ...shown.map((name) => oldest.map((change) => (typeof change.after?.[name] === "number" ? change.after[name] : null)))];
+    const data = [oldest.map((change) => change.time_ms / 1000), ...shown.map((name) => oldest.map((change) => numberOf(types[name], change.after?.[name])))];
     const draw = (uPlot) => {
       if (isGone || !box.current) return;
       const style = getComputedStyle(document.documentElement);
@@ -76,7 +100,11 @@ function Plot({ changes, route }) {
       const axis = { stroke: words, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, font: "11px system-ui" };
       const long = oldest.at(-1).time_ms - oldest[0].time_ms;
       const times = (_plot, splits) => splits.map((s) => tick(s * 1000, long));
-      const side = (scale) => ({ ...axis, scale, size: 64 });
+      // As wide as its longest number, which uPlot asks for once it knows them: 1,000,000,000 is cut by any fixed width.
+      const pen = document.createElement("canvas").getContext("2d");
+      pen.font = axis.font;
+      const wide = (_plot, labels) => Math.ceil(Math.max(40, ...(labels ?? []).map((label) => pen.measureText(label ?? "").width + 24)));
+      const side = (scale) => ({ ...axis, scale, size: wide });
       const options = {
         width: box.current.clientWidth, height: HEIGHT, cursor: { points: { size: 6 } }, legend: { show: false },
         hooks: { setCursor: [(of) => setAt(of.cursor.idx ?? null)] },
@@ -109,7 +137,7 @@ function Plot({ changes, route }) {
       theme.disconnect();
       plot?.destroy();
     };
-  }, [changes, shown.join(" ")]);
+  }, [changes, types, shown.join(" ")]);
   const toggle = (name) => setHidden((old) => (old.has(name) ? new Set([...old].filter((each) => each !== name)) : new Set([...old, name])));
   if (!names.length) return null;
   const label = (name, number) => html`<label><input type="checkbox" checked=${!hidden.has(name)} onChange=${() => toggle(name)} /><span class="ink" style=${{ background: `var(${INKS[number % INKS.length]})` }}></span>${printable(name)}${oldest[at] && !hidden.has(name) ? html` <strong>${value(oldest[at].after?.[name])}</strong>` : ""}</label>`;
@@ -122,7 +150,7 @@ function Plot({ changes, route }) {
 
 function Changes({ changes, route }) {
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Changes">
-    <table class="grid"><thead><tr><th scope="col">committed</th><th scope="col">version</th><th scope="col">what</th><th scope="col">before</th><th scope="col">after</th><th scope="col">read from</th></tr></thead>
+    <table class="grid"><thead><tr><th scope="col">committed</th><th scope="col">version</th><th scope="col">change</th><th scope="col">before</th><th scope="col">after</th><th scope="col">offsets read</th></tr></thead>
     <tbody>${changes.map((change) => html`<${Change} key=${change.version} change=${change} route=${route} />`)}</tbody></table>
   </div>`;
 }
@@ -138,7 +166,7 @@ function Change({ change, route }) {
   return html`<tr>
     <td><${Time} ms=${change.time_ms} /></td>
     <td><a data-row href=${address(to)} title="what this version changed">v${version}</a></td>
-    <td>${what}${change.gap ? ", several at once" : ""}</td><td>${side(before)}</td><td>${side(after)}${rest}</td>
+    <td>${what}${change.gap ? ", by several versions that are gone" : ""}</td><td>${side(before)}</td><td>${side(after)}${rest}</td>
     <td><${Behind} app=${route.app} stage=${stage} version=${version} windows=${change.windows} /></td>
   </tr>`;
 }

@@ -1,21 +1,20 @@
 // A table at the moment, and how each row was at another one.
 
-import { html, useEffect, useState } from "../vendor/preact-htm.js";
+import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { path, query } from "../ask.js";
 import { address, go, moment } from "../route.js";
 import { Command, Empty, Problem, Reading, useAsked } from "../parts.js";
-import { command, count, identifier, isNumber, keyText, plural, printable, ref, shortened, value } from "../words.js";
+import { command, compared, count, identifier, isNumber, keyText, plural, printable, ref, shortened, value } from "../words.js";
 
 const LIMIT = 100;
 const MOST_CHIPS = 12;
 
 export function Rows(props) {
-  const { route, here } = props;
-  const tables = Object.keys(here?.tables ?? {});
+  const { route, here, tables } = props;
   if (!here) return null;
-  if (!tables.length) return html`<${Empty}>No stage of this app keeps state at this moment.<//>`;
+  if (!tables.length) return html`<${Empty}>No stage of this app has a table at this moment.<//>`;
   const table = route.names[0] || tables[0];
-  const to = (name) => ({ ...route, view: "rows", names: [name], where: "", key: "" });
+  const to = (name) => ({ ...route, view: "rows", names: [name], where: "", key: "", order: "" });
   return html`<div class="tools">
       ${tables.length > MOST_CHIPS ? html`<label class="note">table <select onChange=${(event) => go(to(event.target.value))}>${[...new Set([table, ...tables])].map((name) => html`<option value=${name} selected=${name === table}>${name}</option>`)}</select></label>` : html`<ul class="chips" aria-label="Tables">${tables.map((name) => html`<li><a href=${address(to(name))} aria-current=${name === table ? "true" : undefined}>${name}</a></li>`)}</ul>`}
       <${Filter} route=${route} table=${table} me=${props.me} />
@@ -27,9 +26,16 @@ export function Rows(props) {
 function Filter({ route, table, me }) {
   const [kind, setKind] = useState(route.where ? "where" : "key");
   const [text, setText] = useState(route.where || route.key || "");
-  useEffect(() => setText(route.where || route.key || ""), [route.where, route.key]);
+  const submitted = useRef("");
+  // What comes from the address replaces what is typed, but not what was typed since it was submitted.
+  useEffect(() => {
+    const given = route.where || route.key || "";
+    if (given !== submitted.current) setText(given);
+    submitted.current = given;
+  }, [route.where, route.key]);
   const submit = (event) => {
     event.preventDefault();
+    submitted.current = text;
     go({ ...route, names: [table], view: "rows", where: kind === "where" ? text : "", key: kind === "key" ? text : "" });
   };
   return html`<form class="filter" role="search" onSubmit=${submit}>
@@ -44,27 +50,58 @@ function Filter({ route, table, me }) {
 
 const ofMoment = (other) => (other ? { against: moment(other).ref, against_stage: moment(other).stage } : {});
 
-function Paged({ route, at, table, live, isNow, than }) {
+// `delay` is by that column, the lowest first; `-delay` has the highest first. NULL is last in both.
+const orderOf = (order) => (order ? { by: order.replace(/^-/, ""), isDown: order.startsWith("-") } : null);
+
+// Highest numbers first, since what is wrong is large; then lowest first; then as stored.
+function nextOrder(order, { name, type }) {
+  const turns = isNumber(type) ? [`-${name}`, name, ""] : [name, `-${name}`, ""];
+  return turns[(turns.indexOf(order) + 1) % turns.length];
+}
+
+function Paged(props) {
+  const { route, at, table, live, isNow, than, me } = props;
   const [starts, setStarts] = useState([""]);
   const [isDiffering, setDiffering] = useState(false);
   const base = path("apps", route.app, "at", at.ref, "tables", table, "rows");
   const asked = useAsked(query(base, { stage: at.stage, limit: LIMIT, start: starts.at(-1), ...ofMoment(route.against) }), isNow ? live : 0);
   const found = asked.data;
   const changed = (found?.changes ?? []).filter(Boolean).length;
+  const isWhole = found && starts.length === 1 && found.next == null;
+  const canSort = isWhole || me.verbs.includes("sql");
+  // Rows of one page in an order would be passed off as those of the table: SQL has the first ones of all.
+  if (found && route.order && !isWhole && !isDiffering) return html`<${Queried} ...${props} />`;
   const line = route.against
     ? command("diff", ref(route.app, route.against), ref(route.app, route.at), "--table", table)
     : command("query", ref(route.app, route.at), `FROM ${identifier(table)} LIMIT ${LIMIT}`);
   return html`<${Problem} problem=${asked.problem} />
     ${!found && asked.isBusy && html`<${Reading} />`}
     ${found && isDiffering && route.against && html`<${Differing} route=${route} at=${at} table=${table} live=${live} isNow=${isNow} columns=${found.columns} onBack=${() => setDiffering(false)} />`}
-    ${found && !(isDiffering && route.against) && html`<p class="note" aria-live="off">${table} v${found.version}${starts.length > 1 ? `, page ${starts.length}` : ""}: ${plural(found.rows.length, "row")} of at most ${count(found.keys_at_most)}${found.columns.length > 20 ? `, ${plural(found.columns.length, "column")}` : ""}, as they are stored${route.against && than ? `; ${changed ? plural(changed, "differs", "differ") : "none differs"} here` : ""}</p>
-      <${Table} label=${`Rows of ${table}`} found=${found} route=${route} table=${table} isBusy=${asked.isBusy} />
+    ${found && !(isDiffering && route.against) && html`<p class="note" aria-live="off">${table} v${found.version}: ${pageOf(found, starts.length, isWhole)}${found.columns.length > 20 ? `, ${plural(found.columns.length, "column")}` : ""}${canSort ? "; click a heading to sort" : ""}${route.against && than ? `; ${changed ? plural(changed, "row differs", "rows differ") : "no row differs"}${isWhole ? "" : " on this page"}` : ""}</p>
+      <${Table} label=${`Rows of ${table}`} found=${isWhole ? sorted(found, route.order) : found} route=${route} table=${table} isBusy=${asked.isBusy} canSort=${canSort} />
       <div class="pages">
         <button type="button" disabled=${starts.length < 2} onClick=${() => setStarts(starts.slice(0, -1))}>Back</button>
         <button type="button" disabled=${found.next == null} onClick=${() => setStarts([...starts, found.next])}>More rows</button>
-        ${route.against && html`<button type="button" onClick=${() => setDiffering(true)}>All that differs</button>`}
+        ${route.against && html`<button type="button" onClick=${() => setDiffering(true)}>All rows that differ</button>`}
       </div>`}
     <${Command} line=${line} />`;
+}
+
+// What of the table is shown. How many rows it has in all is known at most: a key that was written again counts for each
+// file that has it, until files are merged.
+function pageOf({ rows, keys_at_most: most }, page, isWhole) {
+  if (isWhole) return rows.length === 1 ? "1 row, all of the table" : `${count(rows.length)} rows, all of the table`;
+  return `page ${page} with ${plural(rows.length, "row")}, in no order; the table has at most ${count(most)} (a row that was written again counts again until files are merged)`;
+}
+
+function sorted(found, order) {
+  const { by, isDown } = orderOf(order) ?? {};
+  const column = found.columns.find((each) => each.name === by);
+  if (!column) return found;
+  const { rows, changes, before } = found;
+  const of = (at) => (rows[at] ?? before[at])[by];
+  const places = [...rows.keys()].sort((a, b) => (of(a) == null || of(b) == null || !isDown ? 1 : -1) * compared(column.type, of(a), of(b)));
+  return { ...found, rows: places.map((at) => rows[at]), ...(changes && { changes: places.map((at) => changes[at]), before: places.map((at) => before[at]) }) };
 }
 
 function One({ route, at, table, live, isNow }) {
@@ -80,7 +117,8 @@ function One({ route, at, table, live, isNow }) {
 }
 
 function Queried({ route, at, table, live, isNow }) {
-  const sql = `FROM ${identifier(table)} WHERE ${route.where}`;
+  const order = orderOf(route.order);
+  const sql = [`FROM ${identifier(table)}`, route.where && `WHERE ${route.where}`, order && `ORDER BY ${identifier(order.by)}${order.isDown ? " DESC" : ""} NULLS LAST`].filter(Boolean).join(" ");
   const base = path("apps", route.app, "at", at.ref);
   const asked = useAsked(query(`${base}/query`, { sql, limit: LIMIT, stage: at.stage }), isNow ? live : 0);
   const about = useAsked(query(base, { stage: at.stage }), isNow ? live : 0);
@@ -88,9 +126,9 @@ function Queried({ route, at, table, live, isNow }) {
   const columns = asked.data?.columns.map((each) => ({ ...each, key: keys.has(each.name) }));
   return html`<${Problem} problem=${asked.problem} />
     ${asked.isBusy && !asked.data && html`<${Reading} />`}
-    ${asked.data && html`<p class="note">${plural(asked.data.rows.length, "row")}${asked.data.cut_off ? ", and there are more" : ""}</p>
-      <${Table} label=${`Rows of ${table}`} found=${{ columns, rows: asked.data.rows }} route=${route} table=${table} isBusy=${asked.isBusy} />`}
-    <${Command} line=${command("query", ref(route.app, route.at), sql)} />`;
+    ${asked.data && html`<p class="note">${asked.data.cut_off ? `the first ${count(asked.data.rows.length)} rows; there are more` : plural(asked.data.rows.length, "row")}${order ? `, by ${order.by}, ${order.isDown ? "highest" : "lowest"} first` : ""}${route.against ? "; not compared: rows of a query are not" : ""}</p>
+      <${Table} label=${`Rows of ${table}`} found=${{ columns, rows: asked.data.rows }} route=${route} table=${table} isBusy=${asked.isBusy} canSort=${true} />`}
+    <${Command} line=${command("query", ref(route.app, route.at), `${sql} LIMIT ${LIMIT}`)} />`;
 }
 
 // All rows that differ, however many others there are: that costs what was written between the two.
@@ -109,13 +147,16 @@ function Differing({ route, at, table, live, isNow, columns, onBack }) {
 }
 
 // Rows as text. What differs from the other moment stands beside what it was.
-export function Table({ label, found, route, table, isBusy = false }) {
+export function Table({ label, found, route, table, isBusy = false, canSort = false }) {
   const { columns, rows, changes = [], before = [] } = found;
   if (!rows.length) return html`<${Empty}>There is no row here.<//>`;
   const pinned = columns.find((column) => column.key);
+  const order = orderOf(route.order);
+  const heading = (each) => html`${printable(each.name)}${each.key && html`<span class="keymark" title="key"> key</span>`}`;
+  const direction = ({ name }) => (order?.by !== name ? undefined : order.isDown ? "descending" : "ascending");
   return html`<div class=${`scroll ${isBusy ? "busy" : ""}`} tabindex="0" role="region" aria-label=${label}>
     <table class="grid rows">
-      <thead><tr>${changes.length > 0 && html`<th scope="col"><span class="unseen">change</span></th>`}${columns.map((each) => html`<th scope="col" class=${`${isNumber(each.type) ? "right" : ""} ${each === pinned ? "pinned" : ""}`} title=${each.type}>${printable(each.name)}${each.key && html`<span class="keymark" title="key"> key</span>`}</th>`)}</tr></thead>
+      <thead><tr>${changes.length > 0 && html`<th scope="col"><span class="unseen">change</span></th>`}${columns.map((each) => html`<th scope="col" class=${`${isNumber(each.type) ? "right" : ""} ${each === pinned ? "pinned" : ""}`} title=${each.type} aria-sort=${canSort ? direction(each) : undefined}>${canSort ? html`<button type="button" class="sort" onClick=${() => go({ ...route, order: nextOrder(route.order ?? "", each) }, { replace: true })}>${heading(each)}</button>` : heading(each)}</th>`)}</tr></thead>
       <tbody>${rows.map((row, at) => html`<${Row} columns=${columns} row=${row ?? before[at]} change=${changes[at]} was=${row ? before[at] : null} withChange=${changes.length > 0} route=${route} table=${table} />`)}</tbody>
     </table>
   </div>`;

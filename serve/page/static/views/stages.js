@@ -1,27 +1,36 @@
 // How the stages stand at the moment: the graph, and the same in figures; sinks.
 
-import { html } from "../vendor/preact-htm.js";
-import { Command, Grid, Time } from "../parts.js";
+import { html, useState } from "../vendor/preact-htm.js";
+import { Command, Empty, Grid, Time } from "../parts.js";
 import { command, count, plural, ref, size } from "../words.js";
 import { Graph } from "./graph.js";
 
-export function Stages({ route, here, isNow }) {
+const MANY = 8;
+
+export function Stages({ route, here, isNow, isPart, tables }) {
+  const [text, setText] = useState("");
   if (!here) return null;
   const app = route.app;
-  const sinks = here.stages.flatMap((stage) => stage.sinks.map((sink) => [stage, sink]));
+  if (isPart) return html`<${Empty}>This token may not see the stages of this app, only rows of ${tables.join(", ")}: see Rows.<//><${Command} line=${command("query", ref(app, route.at), "SHOW TABLES")} />`;
+  const isWanted = (stage) => stage.stage.toLowerCase().includes(text.trim().toLowerCase());
+  const stages = here.stages.filter(isWanted);
+  const sinks = stages.flatMap((stage) => stage.sinks.map((sink) => [stage, sink]));
   const line = isNow ? command("status", app) : command("verify", ref(app, route.at));
   return html`
-    <${Graph} here=${here} route=${route} isNow=${isNow} />
+    ${here.stages.length > MANY && html`<form class="tools find" role="search" onSubmit=${(event) => event.preventDefault()}>
+      <label>Find a stage <input type="search" data-filter value=${text} onInput=${(event) => setText(event.target.value)} spellcheck="false" autocapitalize="off" autocomplete="off" /></label>
+      ${text && html`<span class="note" role="status">${count(stages.length)} of ${plural(here.stages.length, "stage")}</span>`}</form>`}
+    <${Graph} here=${here} route=${route} isNow=${isNow} wanted=${text.trim() ? new Set(stages.map((stage) => stage.stage)) : null} />
     ${here.waiting.length > 0 && html`<${Waiting} waiting=${here.waiting} />`}
-    <${Grid} label="Stages" empty="No stage has committed yet." columns=${[["stage"], ["version", "right"], ["committed"], ["rows read", "right"], ["keys", "right"], ["SSTs", "right"], ["size", "right"], ["behind"], ["watermark"], ["late", "right"], ["rejected", "right"]]}
-      rows=${here.stages.map((stage) => [stage.stage, `v${stage.version}`, html`<${Time} ms=${stage.time_ms} />`, count(stage.rows), stage.keys == null ? "–" : `${stage.keys_exact ? "" : "≤ "}${count(stage.keys)}`, count(stage.ssts), size(stage.bytes), behind(stage), html`<${Time} ms=${stage.watermark_ms} />`, count(stage.late), count(stage.rejected)])} />
-    ${sinks.length > 0 && html`<h2>Sinks</h2><${Grid} label="Sinks" empty="" columns=${[["sink"], ["of stage"], ["rows given to it", "right"], ["published up to", "right"], ["behind"]]}
-      rows=${sinks.map(([stage, sink]) => [sink.name, stage.stage, count(sink.sent), !isNow ? "not kept" : sink.place == null ? "–" : `v${sink.place}`, !isNow ? "–" : sink.rows ? `${plural(sink.rows, "row")}, ${plural(sink.versions, "version")}` : "0"])} />`}
+    <${Grid} label="Stages" empty=${text ? "No stage has a name with these letters." : "No stage has committed yet."} columns=${[["stage"], ["version", "right"], ["committed"], ["rows in last batch", "right", "read by the newest version"], ["keys", "right", "at most: a key counts once for each file that has it, until files are merged"], ["SSTs", "right", "files of the table"], ["size", "right"], ["records not read yet", "", "of each input"], ["watermark"], ["late", "right", "records that no table counts, because they came after the watermark"], ["rejected", "right", "records that the stage could not read"]]}
+      rows=${stages.map((stage) => [stage.stage, `v${stage.version}`, html`<${Time} ms=${stage.time_ms} />`, count(stage.rows), stage.keys == null ? "–" : `${stage.keys_exact ? "" : "≤ "}${count(stage.keys)}`, count(stage.ssts), size(stage.bytes), unread(stage), html`<${Time} ms=${stage.watermark_ms} />`, count(stage.late), count(stage.rejected)])} />
+    ${sinks.length > 0 && html`<h2>Sinks</h2><${Grid} label="Sinks" empty="" columns=${[["sink"], ["stage"], ["rows for it", "right", "since the stage began"], ["published up to", "right"], ["not published yet"]]}
+      rows=${sinks.map(([stage, sink]) => [sink.name, stage.stage, count(sink.sent), !isNow ? "known of now only" : sink.place == null ? "–" : `v${sink.place}`, !isNow ? "–" : sink.rows ? `${plural(sink.rows, "row")}, ${plural(sink.versions, "version")}` : "0"])} />`}
     <${Command} line=${line} />`;
 }
 
-function behind(stage) {
-  if (stage.retired) return stage.called ? `called ${stage.called} since` : "retired";
+function unread(stage) {
+  if (stage.retired) return stage.called ? `renamed to ${stage.called}` : "retired: no longer in the program";
   return stage.inputs.map((input) => `${input.name}: ${input.records == null ? "not known" : count(input.records)}`).join("; ");
 }
 

@@ -1,0 +1,158 @@
+"""What messages tell people to type exists: each verb and option that any text of the program names."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.documents.test_help import VERBS
+
+ROOT = Path(__file__).parents[2]
+NOT_OURS = {"tests", "docs", "bench", "examples", "deploy", "build"}
+"""Folders of the tree without messages of the program."""
+
+RAISED_BY = {
+    "keep/adopt/": ("adopt",),
+    "keep/attach/": ("attach",),
+    "keep/backfill/": ("migrate",),
+    "keep/clone/": ("clone",),
+    "keep/edit/": ("edit",),
+    "keep/forget/": ("forget",),
+    "keep/gc/": ("gc",),
+    "keep/iceberg/": ("export",),
+    "keep/init/": ("init",),
+    "keep/maintain/refresh.py": ("clone refresh",),
+    "keep/maintain/removal.py": ("app rm", "clone rm", "clone refresh"),
+    "keep/migrate/": ("migrate",),
+    "keep/promote/": ("promote",),
+    "keep/recover/": ("recover",),
+    "keep/replicate/": ("replicate",),
+    "keep/rewind/offsets.py": ("reset",),
+    "keep/rewind/plan.py": ("rewind",),
+    "moments/take/remove.py": ("app rm", "clone rm", "clone refresh", "snapshot rm"),
+    "moments/take/taking.py": ("snapshot take",),
+    "moments/query/export.py": ("export",),
+    "pipeline/adopt/": ("adopt",),
+    "pipeline/trial/": ("trial",),
+    "search/": ("bisect",),
+}
+"""The verbs whose messages a file or folder writes: an option that a hint names alone is one of each of them."""
+
+OTHERS = {"--bootstrap-server", "--add", "--allow-principal", "--operation", "--topic", "--group", "--cluster"}
+"""Options of `kafka-acls`."""
+
+COMMAND = re.compile(r"\bslackwater ((?:[a-z]+ )*[a-z]+)\b((?:(?! and | then | or )[^`\n;,#])*)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
+CLAUSE = re.compile(r"[;:.,(]\s")
+
+
+EVERYWHERE = {"--help", "--debug", "--version"}
+"""Options of `slackwater` itself."""
+
+
+class Text(NamedTuple):
+    """A text of the program."""
+
+    file: str
+    line: int
+    words: str
+    is_hint: bool
+
+
+def texts() -> Iterator[Text]:
+    """Every string in the program's source that is no docstring; what is put into one is `X`."""
+    for path in sorted(ROOT.rglob("*.py")):
+        file = path.relative_to(ROOT).as_posix()
+        if file.split("/")[0] in NOT_OURS or file.startswith("."):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        parts, hints = set[ast.AST](), set[ast.AST]()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                parts |= {part for each in node.values for part in ast.walk(each)}
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                parts.add(node.value)
+            if isinstance(node, ast.keyword) and node.arg == "hint":
+                hints |= set(ast.walk(node.value))
+            if isinstance(node, ast.Assign) and any(
+                isinstance(to, ast.Name) and to.id == "hint" for to in node.targets
+            ):
+                hints |= set(ast.walk(node.value))
+        for node in ast.walk(tree):
+            # One word is an argument of another program.
+            if node not in parts and " " in (words := spoken(node)):
+                yield Text(file, getattr(node, "lineno", 0), words, node in hints)
+
+
+def spoken(node: ast.AST) -> str:
+    """The words of a string, with `X` for what is put into it; empty for anything else."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(each.value) if isinstance(each, ast.Constant) else "X" for each in node.values)
+    return ""
+
+
+@cache
+def options(verb: str) -> frozenset[str]:
+    """The long options of a verb."""
+    parameters: Any = VERBS[f"slackwater {verb}"].params
+    return frozenset(name for each in parameters for name in (*each.opts, *each.secondary_opts)) | EVERYWHERE
+
+
+EVERY = {word.removeprefix("slackwater ") for word in VERBS}
+GROUPS = {verb.split()[0] for verb in EVERY if " " in verb}
+
+
+def verb_of(words: str) -> str:
+    """The longest verb with which these words begin; empty for none."""
+    each = words.split()
+    return next((verb for end in (2, 1) if (verb := " ".join(each[:end])) in EVERY), "")
+
+
+def wrong(text: Text) -> Iterator[str]:
+    """What a text names and there is not."""
+    rest = text.words
+    for found in COMMAND.finditer(text.words):
+        rest = rest.replace(found[0], " ")
+        if not (verb := verb_of(found[1])):
+            if found[1] not in GROUPS and re.search(r"`slackwater |: slackwater ", text.words):
+                yield f"there is no verb {found[1]!r}"
+            continue
+        yield from (f"{verb} has no {name}" for name in OPTION.findall(found[2]) if name not in options(verb))
+    for name in OPTION.findall(rest):
+        if name not in OTHERS and not any(name in options(verb) for verb in EVERY):
+            yield f"no verb has {name}"
+    verbs = next((verbs for where, verbs in RAISED_BY.items() if text.file.startswith(where)), ())
+    for clause in CLAUSE.split(rest) if text.is_hint and verbs else ():
+        said = [verb for word in re.findall(r"[a-z]+", clause) if (verb := verb_of(word))]
+        for name in OPTION.findall(clause):
+            if not (all(name in options(verb) for verb in verbs) or any(name in options(verb) for verb in said)):
+                yield f"{name} is not an option of {', '.join(verbs)}"
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "expected"),
+    [
+        ("x.py", "see `slackwater clone rm NAME --force`", ["clone rm has no --force"]),
+        ("x.py", "see `slackwater app rm NAME --force`", []),
+        ("x.py", "run it: slackwater snapshot make shop", ["there is no verb 'snapshot make shop'"]),
+        ("x.py", "give --nowhere", ["no verb has --nowhere"]),
+        ("keep/maintain/removal.py", "say --force", ["--force is not an option of app rm, clone rm, clone refresh"]),
+        ("keep/promote/plan.py", "run both with --accept-loss, then again", []),
+    ],
+)  # fmt: skip
+def test_it_finds_what_there_is_not(file: str, words: str, expected: list[str]) -> None:
+    assert list(wrong(Text(file, 1, words, is_hint=True))) == expected
+
+
+def test_whatever_a_message_says_to_type_exists() -> None:
+    every = list(texts())
+    assert sum(each.is_hint for each in every) > 500
+    assert sum("slackwater " in each.words for each in every) > 200
+    found = [f"{each.file}:{each.line}: {what}: {each.words[:150]!r}" for each in every for what in wrong(each)]
+    assert found == []
