@@ -18,7 +18,7 @@ from .verdict import record_data
 
 _IDLE = (
     *("compaction", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind", "edit"),
-    *("promote", "demote", "forget", "recover", "import", "reset"),
+    *("promote", "demote", "forget", "recover", "reset"),
 )
 """Kinds of versions that read no rows."""
 
@@ -186,8 +186,6 @@ def _notes(found: RowHistory, limit: int) -> Iterator[str]:
     for change in found.changes:
         if change.inherited == "clone":
             yield f"* {found.app} is a clone: the row was there when it was made, and its history is the source's"
-        elif change.inherited == "import":
-            yield f"* {found.app} was made of an exported folder: the row was in that, and its history is the source's"
         elif change.inherited == "renamed":
             goes_on = f"slackwater history {found.app}/{change.formerly} KEY goes on"
             until = f"* {found.table} was called {change.formerly} until v{change.version}"

@@ -18,12 +18,12 @@ Declaration: TypeAlias = dict[str, Any]
 
 VersionKind = Literal[
     "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind",
-    "edit", "promote", "demote", "forget", "recover", "import", "reset",
+    "edit", "promote", "demote", "forget", "recover", "reset",
 ]  # fmt: skip
 """Why a version exists: a writer's claim, a micro-batch, a compaction, a clone, another number of state partitions, the
 stage's retirement, first rows from elsewhere, a changed declaration, a new name, values for added columns, the return
 to an earlier version, rows changed by hand, a name and sinks that an app gave or was given, keys forgotten in it and in
-all before it, going on from a replica, the import of a folder, or other offsets to read on from."""
+all before it, going on from a replica, or other offsets to read on from."""
 BESIDE_BATCHES: tuple[VersionKind, ...] = ("compaction", "backfill", "promote", "forget")
 """Kinds of versions that others commit between a stage's batches, under the epoch of whoever has the stage."""
 UNFENCED: tuple[VersionKind, ...] = ("batch", "edit", *BESIDE_BATCHES)
@@ -535,13 +535,13 @@ class Manifest(Struct, frozen=True):
 
     @property
     def begins_with_rows(self) -> bool:
-        """Whether the stage's history begins here, with a table that no batch made: of a clone, import, init."""
-        return self.kind in ("clone", "import", "init")
+        """Whether the stage's history begins here, with a table that no batch made: of a clone or an init."""
+        return self.kind in ("clone", "init")
 
     @property
     def begins(self) -> bool:
-        """Whether the stage's history begins here under a number above 1: of a clone, an import, or a stage renamed."""
-        return self.kind in ("clone", "import", "rename")
+        """Whether the stage's history begins here under a number above 1: of a clone, or a stage renamed."""
+        return self.kind in ("clone", "rename")
 
     @property
     def retired(self) -> bool:
@@ -565,13 +565,6 @@ class Origin(Struct, frozen=True):
     """The sinks that the clone publishes, by their names as declared, and the topic of each. It writes no others."""
     masks: dict[limits.Line, limits.Line] = {}
     """What is hidden, `table.column` to how: its rows have other values there than the source's."""
-    export: limits.Checksum = ""
-    """Of an app that was made of an exported folder, the checksum of that folder's document; empty of a clone."""
-
-    @property
-    def imported(self) -> bool:
-        """Whether it is no clone: it was made of a folder, and has everything of its own."""
-        return bool(self.export)
 
     @property
     def deep(self) -> bool:

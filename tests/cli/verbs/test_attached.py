@@ -114,9 +114,7 @@ def test_a_copy_needs_no_kafka_and_can_follow_the_query_itself(
     assert rows_of("staging", "SELECT orders FROM totals WHERE country = 'DE'") == [{"orders": 3}]
     done("clone", "shop", "anew")
     done("clone", "refresh", "anew", "--dry-run")
-    done("export", "shop", str(tmp_path / "folder"))
-    done("import", str(tmp_path / "folder"), "imported")
-    for app in ("staging", "imported", "anew"):
+    for app in ("staging", "anew"):
         following = tail(store, SstCache(tmp_path / "cache", 1 << 30), checkpoint)
         following.app = app
         caught_up(following)
