@@ -177,6 +177,7 @@ def connect(
             files |= register(con, store, cache, each, cover)
         if bounds is not None:
             con.execute("SET threads = 1")
+            con.execute("SET enable_progress_bar = false")  # which a process that was forked has, as a shell's
             con.execute("SET max_temp_directory_size = '0 B'")
         if memory := f"{bounds.memory_mb} MiB" if bounds is not None else memory:
             con.execute("SET memory_limit = $memory", {"memory": memory})
