@@ -3,6 +3,7 @@
 `Settings` is the schema of the file: its fields are the names that the file may set, with their types and defaults.
 """
 
+import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,7 @@ from .store.versions.keys import check_topic
 from .validation import nearest
 
 if TYPE_CHECKING:
+    from .keep.forget.key_fields import DeclaredFields
     from .keep.gc.retention import Retention
     from .pipeline.kafka.channels import KafkaChannels
     from .pipeline.kafka.protocol import Kafka
@@ -74,6 +76,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """The rules for each app that has its own (`Retention`), and under "" those of all others."""
     invariants: dict[str, Any] = {}
     """What must always hold (`Invariant`), by its name."""
+    forget: dict[str, Any] = {}
+    """The fields of records that lead to a table's key, by table; under `registry` the URL of a schema registry."""
     prices: Any = Prices()
     """What the store takes: S3's prices for those that the file does not set."""
     s3: Any = S3Settings()
@@ -90,6 +94,19 @@ class Settings(Struct, frozen=True, kw_only=True):
 
         rules: Retention = self.retention.get(app) or self.retention.get("", Retention())
         return replace(rules, **{rule: value for rule, value in said.items() if value is not None})
+
+    def declared_fields(self, said: Iterable[str] = ()) -> "DeclaredFields":
+        """The fields that lead to keys: those of `[forget]`, and these, `TABLE=FIELD` each. Raises `Usage`."""
+        from .keep.forget.key_fields import DeclaredFields
+
+        fields = {table: [*some] for table, some in self.forget.items() if table != "registry"}
+        for each in said:
+            table, equals, field = each.partition("=")
+            if not (table and equals and field):
+                raise Usage(f"--field {each!r} is not TABLE=FIELD", hint="for example --field 'people=$.user.id'")
+            fields.setdefault(table, []).append(field)
+        registry = self.forget.get("registry", "")
+        return DeclaredFields(fields, json.dumps({"registry": registry}) if registry else "")
 
     def store_root(self) -> str:
         """The store root. Raises `Usage` when nothing names one."""
@@ -204,9 +221,18 @@ def _read(path: Path, environ: Mapping[str, str]) -> Settings:
     if "invariants" in found:
         tables = _table(path, "invariants", found["invariants"])
         found["invariants"] = {name: _invariant(path, name, table) for name, table in tables.items()}
+    for table, fields in _table(path, "forget", found.get("forget", {})).items():
+        is_text = isinstance(fields, str) if table == "registry" else _are_texts(fields)
+        if not is_text:
+            shape = "a URL" if table == "registry" else 'fields, such as ["who", "$.user.id"]'
+            raise Usage(f"{path}: forget.{table} must be {shape}, not {fields!r}")
     found["s3"] = settings_in(environ, _table(path, "s3", found.get("s3", {})), f"{path}: s3.")
     found["kafka_properties"] = dict(_properties(path, "", found.get("kafka_properties", {})))
     return Settings(**found)
+
+
+def _are_texts(values: object) -> bool:
+    return isinstance(values, list) and all(isinstance(each, str) and each for each in values)
 
 
 def _table(path: Path, name: str, value: object) -> dict[str, Any]:

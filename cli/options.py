@@ -54,6 +54,13 @@ KEY = argument(
 )
 FORGOTTEN_KEY = option("TABLE=KEY", "A key of a table; one of several columns as a JSON array. May be repeated.")
 FORGOTTEN_KEYS = option("FILE", "A file with a TABLE=KEY on each line. May be repeated.")
+ALSO = option("VALUE", "Another value of the same keys, of which the program makes them. May be repeated.")
+FIELD = option(
+    "TABLE=FIELD",
+    "A field of records that leads to a table's key, where only the program knows: people=$.user.id, or of one topic "
+    "people=orders:who. May be repeated; [forget] in slackwater.toml has them for good.",
+    name="--field",
+)
 CONF = option("KEY=VALUE", "A setting of Spark, before all others; may be repeated.")
 PY_FILES = option("FILES", "Python files and zips that the program imports, comma between; may be repeated.")
 

@@ -12,7 +12,7 @@ _SYNONYMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("version", "v"): ("--version",),
     ("help", "man", "usage"): ("--help",),
     ("rollback", "undo", "revert", "checkout", "back"): ("rewind",),
-    ("restore",): ("rewind", "recover", "import"),
+    ("restore",): ("rewind", "recover"),
     ("seek", "offsets", "reset-offsets"): ("reset",),
     ("delete", "remove", "rm", "del", "drop", "destroy", "uninstall"): (
         *("app rm", "snapshot rm", "clone rm", "token rm", "edit", "forget"),
@@ -24,7 +24,7 @@ _SYNONYMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("branch", "fork", "clones"): ("clone", "clone list"),
     ("copy", "cp", "duplicate"): ("clone", "export", "replicate"),
     ("backup", "dump", "download", "unload", "extract"): ("export", "replicate"),
-    ("load", "seed", "ingest", "bootstrap", "insert"): ("init", "import", "edit"),
+    ("load", "import", "seed", "ingest", "bootstrap", "insert"): ("init", "recover", "edit"),
     ("start", "begin"): ("run", "dev up", "bisect start"),
     ("up", "kafka", "demo", "install"): ("dev up",),
     ("down",): ("dev down",),

@@ -27,6 +27,7 @@ from ..moments.cut.refs import parse
 from ..moments.status import lag
 from ..moments.status.archives import archives_of
 from ..pipeline.kafka.channels import group_of
+from ..pipeline.messages.stored import StoredFormats
 from ..results import maintenance, rows
 from ..results.shown import Result
 from ..search.endpoints import BEGINNING
@@ -233,6 +234,8 @@ class StoredApp(AppFailover):
         key: object = _NO_KEY,
         *,
         files: Sequence[Path] = (),
+        also: Sequence[str] = (),
+        fields: Sequence[str] = (),
         yes_really: str = "",
         dry_run: bool = False,
         on_progress: Callable[[str], None] = lambda _line: None,
@@ -244,15 +247,18 @@ class StoredApp(AppFailover):
                 each, as on the command line.
             key: the key of that table; a tuple for one of several columns.
             files: files with a `TABLE=KEY` on each line.
+            also: other values of the same keys, of which the program makes them.
+            fields: `TABLE=FIELD` each, fields of records that lead to a table's key, besides those of `[forget]`.
             yes_really: the app's name once more, where it is protected.
             dry_run: only look: which objects hold one.
             on_progress: told what it is at.
 
         Raises:
-            Usage: there is no key, or one is not of its columns' types.
+            Usage: there is no key, or one is not of its columns' types; a field is none.
             NotFound: there is no such app or table.
-            Refused: nothing holds any of the keys; the app shares SSTs with one that it was cloned from; other keys are
-                being forgotten; a snapshot, a clone, an edit or a backfill is under way; a clone cannot be reached.
+            Refused: only the program knows which field of a topic leads to a key; nothing holds any of the keys; the
+                app shares SSTs with one that it was cloned from; other keys are being forgotten; a snapshot, a clone,
+                an edit or a backfill is under way; a clone cannot be reached.
         """
         self._check_allowed("to forget keys of it", yes_really, dry_run=dry_run, here="forgetting")
         client = self._client
@@ -260,9 +266,11 @@ class StoredApp(AppFailover):
             client.store,
             client.cache,
             self.name,
-            _asked(keys, key, files),
+            _asked(keys, key, files, also),
             by=client.by,
             kafka=client.channels(),
+            declared=client.settings.declared_fields(fields),
+            formats=StoredFormats(),
             dry_run=dry_run,
             on_progress=on_progress,
         )
@@ -274,6 +282,8 @@ class StoredApp(AppFailover):
         key: object = _NO_KEY,
         *,
         files: Sequence[Path] = (),
+        also: Sequence[str] = (),
+        fields: Sequence[str] = (),
         deep: bool = False,
         on_progress: Callable[[str], None] = lambda _line: None,
     ) -> Result:
@@ -281,8 +291,17 @@ class StoredApp(AppFailover):
 
         With `deep`, each object is decoded in full, other tables' too. Raises as `forget`.
         """
-        client, asked = self._client, _asked(keys, key, files)
-        found = look(client.store, self.name, asked, kafka=client.channels(), deep=deep, on_progress=on_progress)
+        client, asked = self._client, _asked(keys, key, files, also)
+        found = look(
+            client.store,
+            self.name,
+            asked,
+            kafka=client.channels(),
+            declared=client.settings.declared_fields(fields),
+            formats=StoredFormats(),
+            deep=deep,
+            on_progress=on_progress,
+        )
         return maintenance.looked(found, self.called, client.flags)
 
     def give_up_forgetting(self) -> Result:
@@ -421,7 +440,9 @@ class StoredApp(AppFailover):
         return maintenance.collected(done)
 
 
-def _asked(keys: str | Sequence[str] | Mapping[str, Iterable[object]], key: object, files: Sequence[Path]) -> KeysAsked:
+def _asked(
+    keys: str | Sequence[str] | Mapping[str, Iterable[object]], key: object, files: Sequence[Path], also: Sequence[str]
+) -> KeysAsked:
     if isinstance(keys, str):
         if key is _NO_KEY:
             raise Usage(
@@ -434,5 +455,5 @@ def _asked(keys: str | Sequence[str] | Mapping[str, Iterable[object]], key: obje
     if isinstance(keys, Mapping):
         if files:
             raise Usage("keys by table do not go with files", hint="give TABLE=KEY each, or only files")
-        return KeysAsked.of_values(keys)
-    return KeysAsked.of(keys, files)
+        return KeysAsked.of_values(keys, also)
+    return KeysAsked.of(keys, files, also)

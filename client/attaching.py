@@ -150,8 +150,8 @@ def emit_program(query: "Query", *, master: str | None = None, spark_conf: Mappi
         raise Usage(f"{file.parent} is no folder, in which {file.name} would be written")
     with opened(query.checkpoint, master=master, conf=spark_conf or {}) as found:
         committed = found.committed()
-        offsets = found.batch(committed[-1]).offsets if committed else {}
-        topics = [name for name in offsets if not name.startswith("source-")]
+        last = found.batch(committed[-1]) if committed else None
+        topics = [name for name in last.offsets if name not in last.others] if last is not None else []
         text = program_text(
             found.tables, topics or ["TOPIC"], query.app or "app", query.stage, found.where, found.query
         )

@@ -61,7 +61,7 @@ class Client(Backends, Shown):
     _inner = frozenset((
         *("beside", "by", "cache", "called", "channels", "channels_of", "channels_of_clone", "channels_where_needed"),
         *("digest_of", "flags"),
-        *("imported", "initialise", "known_channels", "moment", "moment_of_table", "note", "note_thinned"),
+        *("initialise", "known_channels", "moment", "moment_of_table", "note", "note_thinned"),
         *("on_behalf_of", "program_of"),
         *("settings", "store"),
     ))  # fmt: skip
@@ -209,67 +209,6 @@ class Client(Backends, Shown):
         query = query_of(str(checkpoint), str(code), stage, app, words, from_batch, attached)
         how: dict[str, Any] = {"master": master, "spark_conf": spark_conf, "dry_run": dry_run}
         return adopt(self, query, lambda _line: None, **how)
-
-    def import_app(
-        self,
-        folder: str | Path,
-        name: str,
-        *,
-        topics: Mapping[str, str] | None = None,
-        sinks: Mapping[str, str] | None = None,
-    ) -> "StoredApp":
-        """Make a new app from an exported folder: same state, same offsets, topics between stages of its own.
-
-        A call that was interrupted is finished by the same call.
-
-        Args:
-            folder: what `export` of a moment wrote. It is looked at byte by byte, and only read.
-            name: the new app's name.
-            topics: topics that it reads instead, by the names that the app declares.
-            sinks: what it publishes: a topic for each sink, by the name that the app declares; default nothing.
-
-        Returns:
-            The new app, which has not begun to run.
-
-        Raises:
-            Usage: the name is malformed, or nothing says where Kafka is.
-            NotFound: there is no such folder, topic or sink.
-            Refused: the folder is not as it was written, the name is taken, or a topic does not hold the offsets.
-        """
-        self.imported(Path(folder), name, topics or {}, sinks or {})
-        return self.called(name)
-
-    def imported(
-        self,
-        folder: Path,
-        name: str,
-        topics: Mapping[str, str],
-        sinks: Mapping[str, str],
-        *,
-        dry_run: bool = False,
-        on_progress: "Callable[[int, int], None]" = lambda _done, _all: None,
-    ) -> "Result":
-        """What `import_app` does. Tells what was done, or would be, and how many SSTs are written, of how many."""
-        from ..instants import now_ms
-        from ..keep.clone.first_versions import has_run
-        from ..keep.transfer.imported import import_app
-        from ..results.snapshots import imported
-
-        with self.channels_of_clone("", asks=bool(topics or sinks)) as channels:
-            plan = import_app(
-                self.store,
-                folder,
-                name,
-                kafka=channels,
-                topics=topics,
-                sinks=sinks,
-                by=self.by,
-                now_ms=now_ms(),
-                dry_run=dry_run,
-                on_progress=on_progress,
-            )
-        runs = plan.done and has_run(self.store, plan.info)
-        return imported(plan, folder, self.flags, runs=runs, dry_run=dry_run)
 
     def init(
         self,

@@ -187,7 +187,7 @@ class AppClones(AppHistory):
         """`remove`, of a clone alone, half a one too. Raises as that, and `Refused` where it is no clone."""
         store = self._client.store
         info = find_app(store, self.name)
-        if info is not None and (info.origin is None or info.origin.imported):
+        if info is not None and info.origin is None:
             raise Refused(
                 f"app {self.called!r} is no clone: nothing was removed",
                 hint=f"`slackwater clone list` shows the clones; `slackwater app rm {self.called}` removes any app",

@@ -217,11 +217,10 @@ class Moment(Shown):
         """Write the moment to a folder, or its tables to a file, whole or not at all; gives its path.
 
         A folder, whose name has no ending or a slash behind it, is plain Parquet, with a document that says what it is:
-        all of the app, offsets and records in flight included, of which `import_app` of a client makes an app. A name
-        that ends in `.duckdb`, `.ddb` or `.db` is a file with all tables, which any DuckDB client opens; the table
-        `_slackwater` in it says which moment it is, and the version of each stage. One that ends in `.csv`, `.parquet`
-        or `.json` is a file of one table: `table`, or the only one. `force` overwrites a file that is there; a folder
-        never is.
+        all of the app, offsets and records in flight included. A name that ends in `.duckdb`, `.ddb` or `.db` is a file
+        with all tables, which any DuckDB client opens; the table `_slackwater` in it says which moment it is, and the
+        version of each stage. One that ends in `.csv`, `.parquet` or `.json` is a file of one table: `table`, or the
+        only one. `force` overwrites a file that is there; a folder never is.
 
         Raises:
             Usage: the name has an ending of no format that is written; `force` or `table` for a folder; there is

@@ -81,7 +81,7 @@ def cause_of_store(client: Backends, verdict: Verdict) -> Cause:
         return done
     if (of := untouched(store, client.cache, verdict)) is not None:
         how = "; a replay (--code) tells whether one record of another key is at fault"
-        return absence(store, verdict, of, proved=False, how=how)
+        return absence(store, verdict, of, proved=False, how="" if _sources(verdict) else how)
     return guess(store, verdict) or unknown("nothing was replayed")
 
 
@@ -91,8 +91,18 @@ def programs_of(client: Backends, verdict: Verdict, codes: Codes) -> Codes:
     return codes or ([known] if known is not None else [])
 
 
+def _sources(verdict: Verdict) -> str:
+    """The sources of a query that reads no Kafka topic, whose records nobody can read again; else empty."""
+    bad = verdict.bad.stages[verdict.stage]
+    others = bad.attached.others if bad.attached is not None else ()
+    return "" if bad.inputs.keys() - others else ", ".join(others)
+
+
 def _lacks(client: Backends, verdict: Verdict, codes: Codes) -> str:
     """Why nothing can be replayed, after a note that says what to add; empty where it can."""
+    if sources := _sources(verdict):
+        client.note(f"note: nothing is replayed, as the query reads no Kafka topic ({sources}): look in its source")
+        return f"the query reads no Kafka topic ({sources}), and only those are replayed"
     attached, ran = verdict.bad.stages[verdict.stage].attached, verdict.bad.stages[verdict.stage].program
     if not codes:
         how = f"a replay tells: add --code {ran.path if ran else 'FILE'}, the program that ran"

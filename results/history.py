@@ -18,7 +18,7 @@ from .verdict import record_data
 
 _IDLE = (
     *("compaction", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind", "edit"),
-    *("promote", "demote", "forget", "recover", "import", "reset"),
+    *("promote", "demote", "forget", "recover", "reset"),
 )
 """Kinds of versions that read no rows."""
 
@@ -44,7 +44,7 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
                 entry.stage,
                 f"v{entry.version}",
                 entry.kind,
-                "-" if is_idle else formats.at_most(entry.rows_in) if entry.attached else entry.rows_in,
+                _rows_in(entry),
                 "-" if is_idle else formats.duration(entry.duration_ms),
                 ", ".join(entry.snapshots),
                 *([watermark] if timed else []),
@@ -58,6 +58,12 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
             rows.append(("", entry.stage, versions, "gone", "-", "-", "", *none, "thinned out by gc"))
     more = (*(["watermark"] if timed else []), *(["can be"] if with_replays else []))
     return TableBlock.of(("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", *more, "read"), rows)
+
+
+def _rows_in(entry: LogEntry) -> Cell:
+    if entry.kind in _IDLE or entry.rows_in is None:
+        return "-"
+    return formats.at_most(entry.rows_in) if entry.attached else entry.rows_in
 
 
 def _can_be(entry: LogEntry) -> str:
@@ -180,8 +186,6 @@ def _notes(found: RowHistory, limit: int) -> Iterator[str]:
     for change in found.changes:
         if change.inherited == "clone":
             yield f"* {found.app} is a clone: the row was there when it was made, and its history is the source's"
-        elif change.inherited == "import":
-            yield f"* {found.app} was made of an exported folder: the row was in that, and its history is the source's"
         elif change.inherited == "renamed":
             goes_on = f"slackwater history {found.app}/{change.formerly} KEY goes on"
             until = f"* {found.table} was called {change.formerly} until v{change.version}"

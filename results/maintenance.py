@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from .. import instants
 from ..keep.access.tokens import Token
 from ..keep.edit.edit import EditDone
-from ..keep.forget.forget import Forgot, Looked
-from ..keep.forget.held import Held
+from ..keep.forget.forget import Forgot, GoneRows, Looked
+from ..keep.forget.held import UNREAD, Held, Unproved
 from ..keep.forget.reach import OutOfReach
 from ..keep.gc.archives import ArchiveCollected
 from ..keep.gc.collect import Collected, Explanation
@@ -378,11 +378,13 @@ def forgot(done: Forgot, of: str, flags: str) -> Words:
 
     if done.dry_run:
         yield Title(f"would forget {keys} in {of}: {plural(len(done.held), 'object')} to rewrite, {_bytes(done.held)}")
+        yield from _gone(done.gone)
         yield from _held(done.held)
     else:
         yield Title(f"forgot {keys} in {of}: {plural(done.rows, 'stored row')} and records")
         what = f"{size(done.read_bytes)} held one; {size(done.written_bytes)} in their place"
         yield f"{what}; {plural(done.deleted, 'object')} deleted"
+        yield from _gone(done.gone)
         for app, stage, version in done.versions:
             where = f"{called(app)}/{stage} v{version}"
             yield f"{where} says so; all versions before it read as if the key had never been there"
@@ -392,6 +394,8 @@ def forgot(done: Forgot, of: str, flags: str) -> Words:
         yield f"snapshot {called(app)}@{name} was edited"
     for each in done.unnamed:
         yield f"{each.object} holds one, and is named by nothing: gc takes it, unless a batch under way names it"
+    yield from _unread(done.unread)
+    yield from _unproved(done.unproved)
     if done.others:
         yield Remark(
             f"other tables: {', '.join(done.others)}. What they have of the same person goes by their keys: --key "
@@ -407,8 +411,8 @@ def forgot(done: Forgot, of: str, flags: str) -> Words:
 
 
 def looked(found: Looked, of: str, flags: str) -> Result:
-    """Whether anything of an app that is called so, and of its clones, holds a key any more; it fails if so."""
-    return Result(asdict(found), *_looked(found, of, flags), failed=bool(found.held))
+    """What of an app that is called so, and of its clones, holds a key, or may; it fails if anything does."""
+    return Result(asdict(found), *_looked(found, of, flags), failed=bool(found.held or found.unproved))
 
 
 def _looked(found: Looked, of: str, flags: str) -> Iterator[Block]:
@@ -416,12 +420,23 @@ def _looked(found: Looked, of: str, flags: str) -> Iterator[Block]:
     if found.held:
         yield Title(f"{plural(len(found.held), 'object')} of {where} hold one of {keys}, {_bytes(found.held)}")
         yield from _held(found.held)
-        if any(each.what not in ("a value", "a text") for each in found.held):
+        yield from _unread([each for each in found.held if each.what == UNREAD])
+        if any(each.what != UNREAD for each in found.held):
             yield f"take them out: slackwater forget {of} --key TABLE=KEY{flags}"
+    elif found.unproved:
+        records = plural(sum(each.records for each in found.unproved), "record")
+        yield Title(f"not proved: nothing of {where} was found to hold any of {keys}, and {records} cannot be told")
     else:
         yield Title(f"nothing of {where} holds any of {keys}")
+    yield from _unproved(found.unproved)
+    if found.elsewhere:
+        objects = plural(len(found.elsewhere), "object")
+        yield f"a key is a value of other fields, as of somebody else's rows, in {objects}:"
+        yield from _held(found.elsewhere)
     how = (
-        "all of them decoded in full" if found.deep else "by keys and what stands in records; --deep decodes all of it"
+        "all of them decoded in full"
+        if found.deep
+        else "by keys, and by the fields of records that lead to them; --deep decodes all of it"
     )
     yield f"looked into {plural(found.objects, 'object')}, {how}"
     yield ""
@@ -434,6 +449,35 @@ def given_up(app: str, note: Forgetting) -> Words:
     yield f"gave up what {note.by} began {instants.when(note.time_ms)}: keys of {app} may be left in some objects"
     yield "whoever has the keys forgets them anew: slackwater forget"
     return {"app": app, "by": note.by, "time_ms": note.time_ms}
+
+
+def _gone(gone: Sequence[GoneRows]) -> Iterator[Block]:
+    """Rows and records by place and field."""
+    if gone:
+        rows = ((each.of, each.what, each.field, f"{each.rows:,}", f"{each.objects:,}") for each in gone)
+        yield TableBlock.of(("of", "held as", "where it equals", ">rows", ">objects"), rows)
+
+
+def _unread(unread: Sequence[Held]) -> Iterator[Block]:
+    """Records between stages that bring a key back."""
+    for each in unread:
+        count = plural(sum(each.fields.values()), "record")
+        yield (
+            f"{each.object} has {count} of a key that no stage has read yet ({', '.join(each.fields)}): they bring it "
+            "back; forget it again when they are read"
+        )
+
+
+def _unproved(unproved: Sequence[Unproved]) -> Iterator[Block]:
+    """Records of which nobody can tell."""
+    counts: dict[tuple[str, str, str], list[int]] = {}
+    for each in unproved:
+        had = counts.setdefault((each.table, each.what, each.why), [0, 0])
+        had[0] += each.records
+        had[1] += 1
+    if counts:
+        rows = ((*place, f"{records:,}", f"{objects:,}") for place, (records, objects) in sorted(counts.items()))
+        yield TableBlock.of(("not proved: of", "held as", "", ">records", ">objects"), rows)
 
 
 def _bytes(held: Iterable[Held]) -> str:

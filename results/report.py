@@ -1,13 +1,12 @@
 """What bisect found as a document to hand on: its sections, and the masking of values in them.
 
 Hidden values leave their type and length, and nothing else: two reports of values with the same shapes are the same.
-Where somebody goes on asking, each also has a name of its own (`Mask.name`), so that equal ones can be told to be.
 Names (of columns, topics, headers, stages, snapshots) are no values, nor are offsets, times and counts.
 """
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -64,14 +63,12 @@ class Mask:
     """Shows values, or hides them."""
 
     show: bool
-    name: Callable[[object], str] | None = None
-    """Names a value that is hidden, equal ones alike; None for no names."""
 
     def value(self, value: object) -> Value:
         """A value of a row or a key."""
         if self.show or value is None:
             return Value(shortened(word(value)))
-        return Value(_shape(value) + (f" {self.name(value)}" if self.name else ""), hidden=True)
+        return Value(_shape(value), hidden=True)
 
     def data(self, data: bytes | None) -> Value:
         """A record's key, header or value: text if it is any, else hexadecimal."""

@@ -87,7 +87,7 @@ def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
 
 
 @result
-def exported_folder(written: FolderWritten, cut: Cut, flags: str) -> Words:
+def exported_folder(written: FolderWritten, cut: Cut) -> Words:
     """An app at a moment, in a folder."""
     from ..keep.transfer.document import DOCUMENT
 
@@ -104,7 +104,6 @@ def exported_folder(written: FolderWritten, cut: Cut, flags: str) -> Words:
         in_flight[each.channel] += sum(each.counts)
     if rows := sum(in_flight.values()):
         yield f"{formats.plural(rows, 'row')} on the way between stages in {folder}/in-flight"
-    yield f"an app of it: slackwater import {folder} NEWAPP{flags}"
     about = {"tables": {name: each.rows for name, each in export.tables.items()}, "in_flight": in_flight}
     return fields(cut, "app", "versions", folder=folder, bytes=written.bytes, thinned_out=cut.thinned) | about
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from .. import instants
 from ..durations import format_ms, rounded
@@ -121,21 +120,6 @@ def cloned(plan: ClonePlan, source: str, flags: str, *, runs: bool, dry_run: boo
 
 
 @result
-def imported(plan: ClonePlan, folder: Path, flags: str, *, runs: bool, dry_run: bool) -> Words:
-    """An app that was made of an exported folder; `runs` says whether one that was there before has run on."""
-    if plan.done:
-        made = f"{plan.info.name} in {plan.target_root} was made of {folder}"
-        yield f"done already: {made}, begun {instants.age(plan.info.created_ms)}"
-        if runs:
-            yield "it has run on since; another app of that folder needs another name"
-    else:
-        done = "would import" if dry_run else "finished importing" if plan.resumed else "imported"
-        yield Title(f"{done} {folder} as {plan.info.name} in {plan.target_root}")
-        yield from _made_of(plan, flags, dry_run)
-    return _data(plan, dry_run) | {"folder": folder}
-
-
-@result
 def refreshed(plan: ClonePlan, called: str, flags: str, *, dry_run: bool) -> Words:
     """A clone that was made anew, or would be, from what is `called` so."""
     done, source = "would make" if dry_run else "made", formats.in_folder(called, plan.source.app)
@@ -187,8 +171,6 @@ def _made_of(plan: ClonePlan, flags: str, dry_run: bool) -> Iterator[Block]:
         return
     if origin and origin.snapshot:
         yield f"{plan.source.app}@{origin.snapshot} keeps the state that the clone shares"
-    elif origin and origin.imported:
-        yield f"nothing of it is in the folder, or in {plan.source.app}, which may go"
     elif origin:
         yield f"nothing of it is in {plan.source.app}, which may go"
     queries = {stage: at.attached for stage, at in plan.source.stages.items() if at.attached is not None}

@@ -39,8 +39,7 @@ def _overview(each: AppOverview) -> Iterator[Block]:
     title = [f"{formats.in_folder(called, each.app)}  created {instants.when(each.created_ms)}"]
     if each.origin:
         moment = f"@{each.origin.snapshot}" if each.origin.snapshot else ", with everything of its own"
-        folder = f"made of an exported folder of {each.origin.app}"
-        title.append(folder if each.origin.imported else f"clone of {each.origin.app}{moment}")
+        title.append(f"clone of {each.origin.app}{moment}")
     if each.requested:
         title.append(f"snapshot asked for: {', '.join(each.requested)}")
     yield "; ".join(title)
@@ -126,6 +125,8 @@ def _stage(stage: StageOverview) -> tuple[Cell, ...]:
 
 
 def _rows(stage: StageOverview) -> Cell:
+    if stage.rows is None:
+        return "-"
     if stage.attached is not None:
         return formats.at_most(stage.rows)
     return stage.rows if stage.rows or stage.kind == "batch" else "-"

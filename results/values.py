@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import Refused, Usage
-from ..store.sst.arrow_types import python_rows, python_values
+from ..store.sst.arrow_types import hexadecimal, python_rows, python_values
 from ..store.sst.showable import escaped
 from ..whole_file import check_folder, whole_file
 from . import formats
@@ -42,9 +42,12 @@ def grid(table: pa.Table, limit: int | None = None) -> TableBlock:
 
 def word(value: object) -> str:
     """One value for people. Nothing is rounded, no separators are put in: these are the user's own values."""
+    from ..moments.query.key_text import text_of
+
     match value:
-        case None:
-            return "NULL"
+        case None | str():
+            # As in a key: null is no text.
+            return text_of(value)
         case bool():
             return str(value).lower()
         case Decimal():
@@ -244,19 +247,6 @@ def _holds_binary(kind: pa.DataType) -> bool:
     if types.is_nested(kind):
         return any(_holds_binary(kind.field(number).type) for number in range(kind.num_fields))
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
-
-
-def hexadecimal(value: object) -> object:
-    """A value in which bytes, at whatever depth, are hexadecimal text."""
-    match value:
-        case bytes():
-            return value.hex()
-        case dict():
-            return {name: hexadecimal(inner) for name, inner in value.items()}
-        case list() | tuple():
-            return type(value)(map(hexadecimal, value))
-        case _:
-            return value
 
 
 def _unique(names: list[str]) -> list[str]:

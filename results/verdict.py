@@ -24,7 +24,7 @@ from . import formats
 from .document import Block, Cell, Name, Span, TableBlock, Time, Title
 from .formats import MOST_SHOWN, plural
 from .shown import Result, fields
-from .values import changes, for_json, grid, readable, stream
+from .values import changes, for_json, grid, readable, stream, word
 
 _STATES: dict[State, tuple[str, str]] = {
     "holds": ("holds", "hold"),
@@ -224,7 +224,7 @@ def _record(guilty: Guilty) -> Iterator[Block]:
         parts = (*key, *((f"header {name}", data) for name, data in message.headers), ("value", message.value))
         rows = [("record", str(message.address)), ("sent", instants.when(message.time_ms))]
         for name, data in parts:
-            rows.append((name, "NULL" if data is None else readable(data, _MAX_TEXT, f"… ({len(data):,} bytes)")))
+            rows.append((name, word(None) if data is None else readable(data, _MAX_TEXT, f"… ({len(data):,} bytes)")))
         yield TableBlock.of(("", ""), rows)
     if hops:
         yield ""

@@ -15,6 +15,7 @@ from ..moments.cut.moments import line_of
 from ..moments.query.answers import answer
 from ..moments.query.clauses import bare
 from ..moments.query.columns import visible_schema
+from ..moments.query.hidden import names_of
 from ..moments.query.sql import Bounds, is_condition, is_statement, named_tables, names_channels
 from ..moments.take.capture import ChannelReader
 from ..store.objects.protocol import ObjectStore
@@ -155,7 +156,7 @@ class Where:
         return re.search(rf"\b{re.escape(table)}\b", self.sql, re.IGNORECASE) is not None
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
-        return answer(
+        rows = answer(
             at.store,
             at.cache,
             at.cut,
@@ -166,6 +167,8 @@ class Where:
             max_rows=max_rows,
             bounds=self.bounds,
         )
+        # Its keys are looked for in tables.
+        return names_of(self.bounds.secret).restored(rows) if self.bounds and self.bounds.secret else rows
 
 
 _ALONE = "SELECT ({condition}) AS holds"

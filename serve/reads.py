@@ -62,8 +62,9 @@ async def get(
 
 @endpoint("/apps")
 def apps(asked: Call) -> object:
-    """The apps that may be read."""
-    return {"apps": [name for name in asked.service.client.apps if asked.grant.may_read_app(name)]}
+    """The apps that may be read; `hidden` says what may not, should there be more."""
+    names = [name for name in asked.service.client.apps if asked.grant.may_read_app(name)]
+    return {"apps": names} | ({"hidden": asked.grant.hidden} if asked.grant.hidden else {})
 
 
 @endpoint("/apps/{app}")
@@ -81,7 +82,7 @@ async def moment(
     min_offsets: MinOffsets = (),  # type: ignore[assignment]
     wait_ms: WaitMs = 5_000,
 ) -> Answer:
-    """A moment: the version of each stage, its time, how far it has read, and the columns of its tables."""
+    """A moment: the version of each stage, its time, how far it has read, its tables, and what is `hidden`."""
     reading = await asked.moment(app, ref, stage, min_offsets=min_offsets, wait_ms=wait_ms)
     cut = reading.moment.cut
     etag = asked.etag(*(f"{name}.v{version}" for name, version in cut.versions.items()))
@@ -92,6 +93,8 @@ async def moment(
         tables = [each for each in rows.tables_data(cut) if asked.grant.may_read(each["table"])]
         read = {name: reading.offsets(name) for name in cut.tables if asked.grant.may_read(name)}
         about = {"ref": reading.moment.ref, "snapshot": cut.snapshot, "tables": tables, "read_up_to": read}
+        if asked.grant.hidden:
+            about["hidden"] = asked.grant.hidden
         return asked.document(reading.freshness() | about, headers={"etag": etag}, rows=len(tables))
 
     return await asked.service.in_thread(document)

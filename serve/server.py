@@ -101,7 +101,7 @@ class ServeInstance:
         )
         self._server = uvicorn.Server(config)
         connections = self._server.server_state.connections
-        service.metrics.gauge("connections", "Connections that are open.", lambda: len(connections))
+        service.metrics.look("connections", lambda: len(connections))
 
     def run(self) -> None:
         """Serve until SIGINT or SIGTERM, or `stop`."""

@@ -103,11 +103,9 @@ class Service:
         told = self.metrics.replaced
         self.statements = Statements(client.settings, options.sql_processes, options.sql_memory_mb << 20, told)
         self.replays = Statements(client.settings, 1, 0, stays=False)
-        self.metrics.gauge(
-            "sql_waiting", "Statements that are carried out, or wait.", lambda: self.statements.under_way
-        )
-        self.metrics.gauge("store_answers", "1 while the store answers, else 0.", lambda: not self.store_watch.is_away)
-        self.metrics.gauge("streams", "Streams of events that are open.", self.streams.total)
+        self.metrics.look("sql_waiting", lambda: self.statements.under_way)
+        self.metrics.look("store_answers", lambda: not self.store_watch.is_away)
+        self.metrics.look("streams", self.streams.total)
         self._long = 0
         self._warming: asyncio.Task[None] | None = None
 
@@ -219,6 +217,8 @@ class Call:
     """Whether another instance passed it on to this one, which then answers it."""
     seen_ms: int = 0
     """The time as of which rows expire by write time; 0 for the moment's own."""
+    secret: bytes = b""
+    """What SQL sees names in the place of values by; empty where who asks may see values."""
 
     @classmethod
     def of(cls, service: Service, grant: Grant, headers: Mapping[str, str], found: Mapping[str, Any]) -> "Call":
@@ -286,7 +286,11 @@ class Call:
         options, grant = self.service.options, self.grant
         tables = None if grant.may_read("*") else grant.tables
         return Bounds(
-            options.sql_s, options.sql_memory_mb, tables=tables, app="" if grant.may_read_app("*") else folder
+            options.sql_s,
+            options.sql_memory_mb,
+            tables=tables,
+            app="" if grant.may_read_app("*") else folder,
+            secret=self.secret,
         )
 
     def question(self, reading: FreshMoment, ref: str, stage: str, sql: str, limit: int) -> Question:

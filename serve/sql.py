@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -24,6 +24,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from ..client import Client
 from ..errors import TooMuch
+from ..moments.query.hidden import names_of
 from ..moments.query.sql import Bounds
 from ..settings import Settings
 from .errors import TooOften
@@ -72,6 +73,8 @@ class Found:
     is_cut_off: bool
     notes: tuple[str, ...] = ()
     """As `Moment.answer` gives them."""
+    named: dict[str, object] = field(default_factory=dict)
+    """What the names in the rows stand for, where values are hidden."""
 
     def table(self) -> pa.Table:
         """The rows."""
@@ -267,4 +270,6 @@ def _answer(statement: Question) -> Found:
     told: dict[str, dict[str, object]] = {
         ref: {"versions": each.versions, "thinned_out": each.thinned} for ref, each in others.items()
     }
-    return Found(sink.getvalue().to_pybytes(), told, is_cut_off, tuple(notes))
+    secret = statement.bounds.secret
+    named = names_of(secret).known(rows) if secret else {}
+    return Found(sink.getvalue().to_pybytes(), told, is_cut_off, tuple(notes), named)

@@ -24,6 +24,7 @@ _KNOWN_WITHOUT_STORE_S = 60.0
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 ALL = "*"
+OF_ALL_TABLES = ("stages", "the timeline", "the log", "lineage", "rejected records", "operations", "cost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,22 @@ class Grant:
     def check_all_tables(self, what: str) -> None:
         """Raise `Denied` unless it may read any table, as `what` tells of all."""
         if ALL not in self.tables:
-            raise Denied(f"token {self.name!r} may read some tables, and {what} tells of all")
+            raise Denied(
+                f"token {self.name!r} may read {_listed(self.tables)} only, and {what} tells of all tables",
+                hint="slackwater token add NAME without --table makes a token for all tables",
+            )
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """What it may not see, should it be there, in words: an answer without these is not the whole."""
+        apps = () if ALL in self.apps else (f"apps other than {_listed(self.apps)}",)
+        if ALL in self.tables:
+            return apps
+        return (
+            *apps,
+            f"tables other than {_listed(self.tables)}",
+            f"what tells of all tables: {', '.join(OF_ALL_TABLES)}",
+        )
 
     def check_table(self, table: str) -> None:
         """Raise `Denied` unless it may read tables of that name."""
@@ -70,6 +86,10 @@ class Grant:
     def may_read(self, table: str) -> bool:
         """Whether it may read tables of that name."""
         return bool({ALL, table} & self.tables)
+
+
+def _listed(names: frozenset[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
 
 
 class Doorkeeper:

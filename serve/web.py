@@ -80,6 +80,7 @@ def application(service: Service, door: Doorkeeper, beside: Beside | None = None
         return PlainTextResponse("the store does not answer\n", 503)
 
     async def metrics(_request: Request) -> Response:
+        service.store_watch.ask()  # for the next scrape: this one waits for nothing
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     routes = [Route(each.path, _Route(each, service, door), methods=[each.method]) for each in ENDPOINTS]
@@ -101,7 +102,7 @@ class _Bounded:
 
     def __init__(self, router: Router, service: Service) -> None:
         self._router, self._under_way = router, 0
-        service.metrics.gauge("requests_under_way", "Requests that are being answered.", lambda: self._under_way)
+        service.metrics.look("requests_under_way", lambda: self._under_way)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in PROBES:

@@ -215,3 +215,16 @@ def test_settings_that_say_no_cache_have_the_users_own(tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     settings = Settings(store="memory")
     assert settings.run_options({"bootstrap.servers": "b:1"}).cache_folder == tmp_path / "slackwater" / "sst"
+
+
+def test_fields_that_lead_to_keys_are_those_of_the_file_and_those_that_are_said(tmp_path: Path) -> None:
+    write_toml(tmp_path, '[forget]\npeople = ["who", "$.user.id"]\nregistry = "http://localhost:8081"')
+    declared = load(environ={}, folder=tmp_path).declared_fields(["people=orders:key", "carts=id"])
+    assert declared.tables == {"people": ["who", "$.user.id", "orders:key"], "carts": ["id"]}
+    assert declared.format == '{"registry": "http://localhost:8081"}'
+    with pytest.raises(Usage, match="--field 'people' is not TABLE=FIELD"):
+        load(environ={}, folder=tmp_path).declared_fields(["people"])
+    for text in ('people = "who"', "people = [1]", 'registry = ["x"]'):
+        write_toml(tmp_path, f"[forget]\n{text}")
+        with pytest.raises(Usage, match=r"forget\.(people|registry) must be"):
+            load(environ={}, folder=tmp_path)

@@ -3,7 +3,7 @@
 Not here: what a verb does, what its result looks like (`results`), and any heavy import at a module's top.
 """
 
-_START = {"dev": "dev", **dict.fromkeys(("run", "init", "attach", "adopt"), "programs"), "import": "transfer"}
+_START = {"dev": "dev", **dict.fromkeys(("run", "init", "attach", "adopt"), "programs")}
 _LOOK = {
     **dict.fromkeys(("status", "log"), "status"),
     "snapshot": "snapshot",

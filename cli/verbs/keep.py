@@ -9,8 +9,10 @@ from ...durations import HOUR_MS
 from ...errors import Usage
 from ...results.shown import Result
 from ..options import (
+    ALSO,
     APP,
     DRY_RUN,
+    FIELD,
     FORGOTTEN_KEY,
     FORGOTTEN_KEYS,
     STAGE,
@@ -361,6 +363,7 @@ def archive(
     "slackwater forget shop --key customers=4711 --key orders_by_customer=4711 --message 'request 2026-118'",
     "slackwater forget shop --keys gone.txt",
     "slackwater forget shop/baskets DE 17",
+    "slackwater forget shop/people ada@example.org --also Ada@Example.org --field 'people=$.user.email'",
     kafka=True,
     changes=True,
 )
@@ -370,6 +373,8 @@ def forget(
     words: list[str] = argument("KEY", "A key of that table, written as for get.", []),
     key: Many = FORGOTTEN_KEY,
     keys: list[Path] | None = FORGOTTEN_KEYS,
+    also: Many = ALSO,
+    fields: Many = FIELD,
     give_up: bool = flag("--give-up", "Instead, end a forget that broke off and whose keys nobody has any more."),
     yes_really: str = YES_REALLY,
     dry_run: bool = DRY_RUN,
@@ -377,9 +382,10 @@ def forget(
     """Take keys out of all that an app has stored (GDPR erasure).
 
     Out of the newest version and of every kept one, of snapshots, records in flight, rejected records and the input
-    archive, and of clones: SSTs are written anew without them, and versions are read with these. No tombstone stays,
-    and nothing says which keys they were. The app may run meanwhile. --dry-run lists the objects that hold one; what
-    is out of reach is listed, too. An interrupted forget is finished by the same command.
+    archive, and of clones: SSTs are written anew without them, and versions are read with these. A record goes where a
+    field that leads to the key equals it. No tombstone stays, and nothing says which keys they were. The app may run
+    meanwhile. --dry-run lists what goes, by topic and field; what is out of reach, and what cannot be told, is listed,
+    too. An interrupted forget is finished by the same command.
     """
     app, asked = session.app(where), keys_asked(where, words, key or [], keys)
     if give_up:
@@ -389,6 +395,7 @@ def forget(
         return
 
     with session.progress() as progress:
-        how: dict[str, Any] = {"files": keys or (), "dry_run": dry_run, "on_progress": now_and_then(progress)}
+        how: dict[str, Any] = {"files": keys or (), "also": also or (), "fields": fields or ()}
+        how |= {"dry_run": dry_run, "on_progress": now_and_then(progress)}
         done = app.forget(asked, yes_really=yes_really, **how)
     session.show(done)

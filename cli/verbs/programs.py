@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import typer
+
 from ...errors import Usage
 from ...results import formats
 from ..options import CONF, DRY_RUN, PY_FILES, STAGE, Many, argument, flag, option, pairs, program, span
@@ -222,7 +224,8 @@ def adopt(
     next offset. Whatever has no place in the declared table is named, column by column, and nothing is written. Broken
     off, the same call goes on. The checkpoint stays as it is.
 
-    With --shadow, the query may run: each of its batches is run by the program, too, and the rows are compared.
+    With --shadow, the query may run: each of its batches is run by the program, too, and the rows are compared. Where
+    some differ, the exit code is 1.
     """
     from ...client import attaching
     from ...pipeline.run.stopping import stop_signals
@@ -251,16 +254,19 @@ def adopt(
     with stop_signals() as stop, stop.at_once():
         with session.progress() as progress:
             progress(starting)
-        compared = 0
+        compared = differing = 0
         with attaching.shadow_of(session.client, query, **settings) as beside:
             while not stop.is_set() and compared != batches:
                 for batch in beside.round():
                     session.show(shown.shadowed(batch, beside.equal, beside.equal_ms))
                     compared += 1
+                    differing += batch.different is not None
                     if stop.is_set() or compared == batches:
                         break
                 else:
                     stop.wait(1.0)
+    if differing:
+        raise typer.Exit(1)
 
 
 @verb(

@@ -145,7 +145,7 @@ def get(
 
 
 @verb(
-    "slackwater export flights@before-deploy flights-before-deploy    # a folder, of which import makes an app",
+    "slackwater export flights@before-deploy flights-before-deploy    # a folder of Parquet",
     "slackwater export flights@before-deploy out.duckdb",
     "slackwater export flights/carriers@-5m carriers.csv",
     "slackwater export flights@-5m carriers.duckdb --table carriers --force",
@@ -170,7 +170,7 @@ def export(
     """Write a moment to a folder of Parquet, or its tables to a file.
 
     The folder has all of an app: its tables, the records on the way between stages, offsets, and a document that says
-    what each file is. DuckDB, pandas and Spark open it without slackwater, and slackwater import makes an app of it.
+    what each file is. DuckDB, pandas and Spark open it without slackwater.
     A DuckDB file has tables, not views, which any DuckDB client opens; _slackwater beside them names the moment. A
     .csv, .parquet or .json file has one table: that of APP/TABLE, of --table, or the only one. All of these appear
     whole or not at all. A folder's name has no ending, or a slash behind it.
@@ -214,7 +214,7 @@ def export(
             written = moment.write_folder(
                 to, lambda done, total: progress("", f"{done:,} of {total:,} state partitions")
             )
-        session.show(exported_folder(written, moment.cut, session.client.flags))
+        session.show(exported_folder(written, moment.cut))
         return
     moment = session.client.moment(ref, "exported")
     session.show(exported(moment.write(file, table or None, force=force), moment.cut, ref, file))

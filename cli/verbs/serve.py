@@ -1,12 +1,16 @@
 """Verbs that let others ask: serve, token."""
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...errors import Refused, Usage
+from ...errors import Refused, Unavailable, Usage
 from ...validation import installing, program_file
 from ..options import DRY_RUN, Many, argument, flag, option, pairs, span
 from ..session import Session, group, verb
+
+if TYPE_CHECKING:
+    from ...serve.server import Listening
 
 _NEEDED = ("httptools", "pebble", "starlette", "uvicorn", "uvloop")
 _CODE = option("APP=FILE", "The program that ran, for replays down to the record; may be repeated.", name="--code")
@@ -43,7 +47,7 @@ def serve(
     sql_time: int = _SQL_TIME,
     sql_memory: int = _SQL_MEMORY,
     sql_rows: int = option("N", "Rows that a query may return.", 10_000, min=1),
-    sql_processes: int = option("N", "Queries that are carried out at a time.", 2, min=1),
+    sql_processes: int = option("N", "Queries of one token that are carried out at a time.", 2, min=1),
 ) -> None:
     """Serve the apps of the store over HTTP, to whoever has a token.
 
@@ -64,9 +68,26 @@ def serve(
     how: Any = {"sql_rows": sql_rows, "sql_processes": sql_processes, "programs": _programs(code)}
     options = ServeOptions(every / 1_000, sql_s=sql_time / 1_000, sql_memory_mb=sql_memory, **how)
     instance = ServeInstance(session.client, listening, options, with_agents=mcp, shows_values=values)
+    if not listening.is_local:
+        _check_reachable(session, listening)
     with write_to(audit):
         session.note(f"serving {instance}; Ctrl-C ends it")
         instance.run()
+
+
+def _check_reachable(session: Session, listening: "Listening") -> None:
+    """Raise `Refused` where others reach the server and nobody has a token; note where nothing is encrypted."""
+    with suppress(Unavailable):  # it serves once the store is there
+        if not session.client.tokens():
+            raise Refused(
+                f"others can reach {listening.host}, so each request needs a token, and the store has none",
+                hint="slackwater token add NAME --app APP makes one",
+            )
+    if listening.certificate is None:
+        session.note(
+            f"warning: tokens and rows cross the network unencrypted: {listening.host} is served without TLS; "
+            "give --certificate FILE, or serve 127.0.0.1 behind a proxy that has TLS"
+        )
 
 
 @verb(

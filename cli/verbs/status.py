@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ...durations import HOUR_MS
 from ...errors import Usage
 from ..options import (
+    ALSO,
     APP,
+    FIELD,
     FORGOTTEN_KEY,
     FORGOTTEN_KEYS,
     KEY,
@@ -194,14 +196,17 @@ def verify(
     forgotten: bool = flag("--forgotten", "Instead, look whether anything of the app holds keys that were forgotten."),
     key: Many = FORGOTTEN_KEY,
     keys: list[Path] | None = FORGOTTEN_KEYS,
+    also: Many = ALSO,
+    fields: Many = FIELD,
 ) -> None:
     """Prove that a moment is consistent, complete and undamaged.
 
     Every record that a stage sent is accounted for, as consumed or in flight; versions follow each other; every object
     is there. Changes nothing. Exits with 1 at any difference.
 
-    With --forgotten and keys: that no object of the app and its clones holds one of them, of no version; and what is
-    out of reach. The keys are asked for again, because nothing that is stored says which they were.
+    With --forgotten and keys: that no object of the app and its clones holds one of them, of no version; what cannot
+    be told, such as of bytes without a schema, which exits with 1 as well; and what is out of reach. The keys are asked
+    for again, because nothing that is stored says which they were.
     """
     from ...results.status import verification
 
@@ -213,7 +218,8 @@ def verify(
     if forgotten:
         asked = keys_asked(ref, words, key or [], keys)
         with session.progress() as progress:
-            how: dict[str, Any] = {"files": keys or (), "deep": deep, "on_progress": now_and_then(progress)}
+            how: dict[str, Any] = {"files": keys or (), "also": also or (), "fields": fields or (), "deep": deep}
+            how["on_progress"] = now_and_then(progress)
             session.show(session.app(ref).verify_forgotten(asked, **how))
         return
 

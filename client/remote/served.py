@@ -40,7 +40,7 @@ class Server(Served):
     """
 
     absent = frozenset((
-        *("adopt", "attach", "import_app", "imported", "init", "initialise", "clones", "remove_expired"),
+        *("adopt", "attach", "init", "initialise", "clones", "remove_expired"),
         *("add_token", "digest_of", "remove_token", "tokens"),
         # Of the library's own.
         *("beside", "by", "cache", "called", "channels_of", "channels_of_clone", "channels_where_needed"),

@@ -134,6 +134,10 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
     def columns(self) -> dict[str, str]:
         return {name: str(made) for name, made in self.made}
 
+    def carried(self, column: str) -> str:
+        made = dict(self.made).get(column)
+        return made.column or "" if made is not None and made.function in ("min", "max", "first", "last") else ""
+
     def narrowed(self, columns: Collection[str]) -> "Aggregates":
         return Aggregates(tuple(each for each in self.made if each[0] in columns))
 

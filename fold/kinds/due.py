@@ -41,6 +41,9 @@ class Final(Kind, frozen=True, tag="final"):
     def due_column(self, key: pa.Schema) -> str:
         return window_of(key) or ""
 
+    def carried(self, column: str) -> str | None:
+        return self.core.carried(column)
+
     @property
     def columns(self) -> Mapping[str, str]:
         return self.core.columns

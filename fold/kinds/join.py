@@ -97,6 +97,9 @@ class Join(Kind, frozen=True, tag="join"):
     def __str__(self) -> str:
         return f"join({self.left}, {self.right}, within={format_ms(self.within_ms)}, how={self.how})"
 
+    def carried(self, column: str) -> str:
+        return column
+
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
         """Fix the table's columns. Raises as well `Refused` where a side has no time, or columns have one name."""
         if len(rows) != 2:

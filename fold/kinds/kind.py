@@ -212,6 +212,13 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         """The column with the time at which a row falls due; empty where there is none."""
         return ""
 
+    def carried(self, _column: str) -> str | None:
+        """The column of the stage's rows whose values an emitted column has; empty for one that counts or adds up.
+
+        None where only a function of the program knows.
+        """
+        return None
+
     @property
     def columns(self) -> Mapping[str, str]:
         """What columns are, by name, such as `sum(arr_delay)`; without those that are what the program puts there."""

@@ -49,6 +49,10 @@ class Sessions(Kind, frozen=True, tag="sessions"):
     def declaration(self) -> Kind:
         return Sessions(self.state.declaration)
 
+    def carried(self, column: str) -> str | None:
+        kind: Kind = self.state
+        return kind.carried(column)
+
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
         """Fix the columns; `key` has the session. Raises as well `Usage` for a state that is no `aggregate(...)`."""
         inner = self.state.core.bind(rows, key)

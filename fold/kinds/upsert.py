@@ -37,6 +37,9 @@ class Upsert(Kind, frozen=True, tag="upsert"):
     past: ClassVar[Literal["rows"]] = "rows"
     emission: ClassVar[Literal["table"]] = "table"
 
+    def carried(self, column: str) -> str:
+        return column
+
     def renamed(self, names: Mapping[str, str]) -> "Upsert":
         return Upsert(names.get(self.by, self.by), self.delete_when)
 

@@ -8,6 +8,8 @@ import pyarrow as pa
 
 DELETED = "_deleted"
 """Which rows of `ReadableCheckpoint.changes` say that a key is gone; their values mean nothing."""
+APPENDED = "_appended"
+"""Which rows of `FollowedCheckpoint.changes` have of their one value, a list, the elements behind those of before."""
 
 EXISTS, DUE_AT = "has_state", "due_at"
 """Of a function's state with a timeout, the last two columns: whether the key has a state, and when it times out."""
@@ -53,6 +55,8 @@ class ReadableBatch:
     """The one that it left, by which the next batch is computed; None where there is none."""
     committed_ms: int
     """When Spark committed it, milliseconds since 1970 UTC."""
+    others: frozenset[str] = frozenset()
+    """Sources that are no Kafka topic: their offsets count files or seconds, not records."""
 
 
 class ReadableCheckpoint(Protocol):
@@ -91,4 +95,19 @@ class ReadableCheckpoint(Protocol):
 
         Each has the columns of key and values and `DELETED`, with one row of each key. Raises `Gone`, also where the
         checkpoint keeps no changes.
+        """
+
+
+class FollowedCheckpoint(ReadableCheckpoint, Protocol):
+    """One that is read while its query runs, in step with it."""
+
+    def newest(self) -> int:
+        """The last batch that is committed, -1 for none. Any thread may ask for it."""
+
+    def changes(
+        self, table: ReadableTable, after: int, up_to: int, /, *, at_once: int = 1, appended: bool = False
+    ) -> Iterable[pa.Table]:
+        """What so many batches `at_once` changed, as if they were one.
+
+        With `appended`, tables of lists may have the column `APPENDED`, too.
         """

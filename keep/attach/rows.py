@@ -5,26 +5,29 @@ compared with the stored one a range of hashes at a time.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from ...moments.diff.key_changes import KeyChanges
 from ...store.compaction.merge import merged_rows
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
+from ...store.read.multi_get import multi_get
 from ...store.sst import writer
 from ...store.sst.expiry import with_expiry
 from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
 from ...store.sst.types import HASH, OP, PUT, SEQ, TOMBSTONE, arrow_schema
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..init.initialise import by_hash, by_slot, slots_of
-from .checkpoint import DELETED
+from .checkpoint import APPENDED, DELETED
 from .tables import fitting
 
 _AT_ONCE = 2
@@ -42,16 +45,33 @@ class RowWriter:
     clock_ms: int = 0
     """From when a time to live counts, where a table has one that does so from when a row is written."""
 
-    def changed(self, table: Table, rows: pa.Table, seq: int) -> tuple[Sst, ...]:
-        """Rows that a batch changed, key, values and `DELETED`, as one SST of each state partition that has some."""
+    def changed(self, table: Table, rows: pa.Table, seq: int, ssts: Sequence[Sst] = ()) -> tuple[Sst, ...]:
+        """Rows that a batch changed, key, values and `DELETED`, as one SST of each state partition that has some.
+
+        Where only what is appended to a list is there (`APPENDED`), the rest is looked up in `ssts`, the table's.
+        """
         if not rows.num_rows:
             return ()
         gone, key = np.asarray(rows[DELETED]), [column.name for column in table.key]
-        made = _with_hashes(fitting(rows.drop_columns([DELETED]), table.columns), key)
+        made = _with_hashes(fitting(rows, table.columns), key)
+        if APPENDED in rows.column_names:
+            made = self._with_stored(table, ssts, made, np.flatnonzero(rows[APPENDED]))
         made = made.append_column(OP, pa.array(np.where(gone, TOMBSTONE, PUT).astype(np.uint8)))
         numbers = partition_of(made[HASH].to_numpy(), table.partitions)
         parts = ((p, made.filter(pa.array(numbers == p))) for p in np.unique(numbers).tolist())
         return self._write(table, parts, seq, level=0)
+
+    def _with_stored(self, table: Table, ssts: Sequence[Sst], made: pa.Table, at: npt.NDArray[np.int64]) -> pa.Table:
+        """The rows, those at these positions with the elements behind those of the stored row."""
+        rows, (value,) = made.take(pa.array(at)), (column.name for column in table.values)
+        hashes, keys = rows[HASH].to_numpy(), rows.select([column.name for column in table.key])
+        stored, _ = multi_get(self.store, self.cache, ssts, table, hashes, keys, clock_ms=self.clock_ms)
+        where, column = made.column_names.index(value), made[value].combine_chunks()
+        before = pa.nulls(len(column), column.type) if not len(at) else stored[value].combine_chunks()
+        positions = np.full(len(column), -1)
+        positions[at] = np.arange(len(at))
+        whole = joined_lists(before.take(pa.array(positions, mask=positions < 0)), column)
+        return made.set_column(where, made.schema.field(where), whole)
 
     def differing(self, at: Manifest, rows: Iterable[pa.RecordBatch], seq: int) -> tuple[Sst, ...]:
         """What makes a table's rows those of a whole state: one sorted run, where the table is empty so far."""
@@ -126,6 +146,17 @@ def between(old: pa.Table, new: pa.Table, key: list[str]) -> pa.Table:
     ops = np.full(both.num_rows, PUT, np.uint8)
     ops[: old.num_rows] = TOMBSTONE
     return both.append_column(OP, pa.array(ops)).filter(pa.array(~stays))
+
+
+def joined_lists(before: pa.ListArray, after: pa.ListArray) -> pa.ListArray:
+    """Of each row the elements of both, one after the other; null where both are."""
+    parts = (before, after)
+    counts = [np.asarray(pc.fill_null(pc.list_value_length(each), 0)) for each in parts]
+    rows = np.concatenate([np.repeat(np.arange(len(after)), count) for count in counts])
+    values = pa.concat_arrays([each.flatten() for each in parts]).take(pa.array(np.argsort(rows, kind="stable")))
+    ends = np.concatenate([[0], np.cumsum(counts[0] + counts[1])])
+    nulls = pc.and_(*(each.is_null() for each in parts))
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=after.type, mask=nulls)
 
 
 def _with_hashes(rows: pa.Table, key: list[str]) -> pa.Table:

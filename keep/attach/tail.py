@@ -3,8 +3,10 @@
 import re
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import KW_ONLY, InitVar, dataclass, field
+from functools import partial
 
 from msgspec.structs import replace
 from ulid import ULID
@@ -21,9 +23,9 @@ from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import AppInfo, EventTime, Followed, Input, Manifest, Sst, Table
 from ...store.versions.side_tables import table_name, table_of
-from .checkpoint import ReadableBatch, ReadableCheckpoint, ReadableTable
+from .checkpoint import FollowedCheckpoint, ReadableBatch, ReadableTable
 from .rows import RowWriter
-from .steps import Changes, next_step
+from .steps import Changes, at_once, next_step
 from .tables import agreed, declared, tables_in, with_tables
 
 _NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]+")
@@ -31,6 +33,7 @@ _MISSES = 8
 """So often in a row what was to be read may be gone before it was, until that is told as an error."""
 _KNOWN_S = 60.0
 """For so long the newest version is taken for what it was."""
+_TABLES_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Tail:
 
     store: InitVar[ObjectStore]
     cache: SstCache
-    checkpoint: ReadableCheckpoint
+    checkpoint: FollowedCheckpoint
     app: str
     stage: str
     _: KW_ONLY
@@ -89,6 +92,10 @@ class Tail:
     _tables: dict[str, ReadableTable] = field(init=False)
     """By the names of `tables.declared`."""
     _misses: int = field(default=0, init=False)
+    _at_once: int = field(default=1, init=False)
+    """Batches that become one version."""
+    _took: int = field(default=0, init=False)
+    """Batches whose changes were read in the round before."""
     _whole: bool = field(default=False, init=False)
     """Whether a table is new, so that nobody knows what was in it."""
     _seen_s: float = field(default=0.0, init=False)
@@ -100,12 +107,15 @@ class Tail:
         self._tables = dict(zip(found, self.checkpoint.tables, strict=True))
 
     def plan(self) -> ToAttach:
-        """What there is, and whether it can be attached. Writes nothing."""
+        """What there is, and whether it can be attached. Writes nothing. Raises `Gone` as well, for a file."""
         head = history.head(self._store, self.app, self.stage)
         if head is None:
             self._check_app()
         tables = self._agreed(head)
         committed, available = self.checkpoint.committed(), self.checkpoint.available()
+        if committed and not available:
+            # To read the newest state says what is not there.
+            next(iter(self.checkpoint.rows(self.checkpoint.tables[0], committed[-1])), None)
         named = {table_name(self.stage, name) if name else self.stage: name for name in tables}
         return ToAttach(
             self.app,
@@ -166,35 +176,51 @@ class Tail:
         head = self.head
         assert head is not None and head.attached is not None  # noqa: S101, PT018  it was claimed
         committed, available = self.checkpoint.committed(), self.checkpoint.available
-        self.newest_batch = committed[-1] if committed else -1
+        known, self.newest_batch = self.newest_batch, committed[-1] if committed else -1
         whole = self._whole or not head.attached.next_batch
-        step = next_step(head.attached.next_batch, committed, available, misses=self._misses, whole=whole)
+        waiting, came = self.newest_batch + 1 - head.attached.next_batch, self.newest_batch - known
+        self._at_once, self._took = at_once(waiting, self._took, came, self._at_once), 0
+        step = next_step(
+            head.attached.next_batch, committed, available, misses=self._misses, whole=whole, at_once=self._at_once
+        )
         if step is None:
             return ()
         if time.monotonic() - self._seen_s > _KNOWN_S:
             head = self.head = amending.newest(self._store, self.app, self.stage, head) or head
             self._seen_s = time.monotonic()
         try:
-            return self._changes(step.batches) if isinstance(step, Changes) else (self._whole_state(step.batch),)
+            return self._changes(step) if isinstance(step, Changes) else (self._whole_state(step.batch),)
         except Gone as error:
             self._misses += 1
             if self._misses > _MISSES:
                 raise Refused(
-                    f"{self.checkpoint.where} is cleaned up faster than it can be read: {error.message}",
-                    hint="let the query keep more batches: spark.sql.streaming.minBatchesToRetain",
+                    f"{self.checkpoint.where} cannot be read on, after {_MISSES} more attempts: {error.message}",
+                    hint="restore the file if it was lost; where the query cleans up faster than this reads, have it "
+                    "keep more batches: spark.sql.streaming.minBatchesToRetain",
                 ) from error
             return self.round()
 
-    def _changes(self, batches: range) -> tuple[Landed, ...]:
-        each_table = (self.checkpoint.changes(table, batches[0] - 1, batches[-1]) for table in self._tables.values())
+    def _changes(self, step: Changes) -> tuple[Landed, ...]:
+        after, up_to = step.batches[0] - 1, step.batches[-1]
+        each_table = (
+            self.checkpoint.changes(table, after, up_to, at_once=step.at_once, appended=True)
+            for table in self._tables.values()
+        )
         made, began_s = list[Landed](), time.monotonic()
         try:
             # Read bit by bit, and what was read is committed.
-            for number, *changed in zip(batches, *each_table, strict=True):
+            for number, *changed in zip(step.ends, *each_table, strict=True):
                 batch, head = self.checkpoint.batch(number), self._head
-                tables, seq, named = tables_in(head), head.version + 1, zip(self._tables, changed, strict=True)
-                new = {name: self._rows.changed(tables[name], rows, seq) for name, rows in named}
+                tables, seq = tables_in(head), head.version + 1
+                ssts = {name: each.ssts for name, each in head.side_tables.items()} | {"": head.ssts}
+                put = [
+                    partial(self._rows.changed, tables[name], rows, seq, ssts[name])
+                    for name, rows in zip(self._tables, changed, strict=True)
+                ]
+                with ThreadPoolExecutor(_TABLES_AT_ONCE, f"attach-{self.stage}") as pool:
+                    new = dict(zip(self._tables, pool.map(lambda each: each(), put), strict=True))
                 made.append(self._commit(batch, new, seq, began_s))
+                self._took = number - after
                 began_s = time.monotonic()
         except Gone:
             if not made:
@@ -233,7 +259,12 @@ class Tail:
                 side_tables=sides,
                 inputs=draft.inputs | _inputs(draft, batch),
                 event_time=_event_time(draft, batch),
-                attached=replace(attached, next_batch=batch.id + 1, batches=batch.id + 1 - following),
+                attached=replace(
+                    attached,
+                    next_batch=batch.id + 1,
+                    batches=batch.id + 1 - following,
+                    others=tuple(sorted(map(_topic, batch.others))),
+                ),
                 duration_ms=round((time.monotonic() - began_s) * 1_000),
             )
 
@@ -314,7 +345,7 @@ def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:
         topic = _topic(name)
         before = draft.inputs.get(topic) or Input(topic, ())
         # Fewer than before where the query goes on with a topic that was made anew.
-        rows = max(0, sum(offsets) - sum(before.offsets))
+        rows = 0 if name in batch.others else max(0, sum(offsets) - sum(before.offsets))
         found[topic] = replace(before, offsets=tuple(offsets), rows=rows)
     return found
 

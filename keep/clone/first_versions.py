@@ -3,7 +3,7 @@
 What is in flight at the cut is carried into these: the source's are never touched.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Protocol
 
@@ -28,6 +28,7 @@ from ...store.versions.apps import Cloning
 from ...store.versions.commit import carried, without_snapshots
 from ...store.versions.forgotten.index import added
 from ...store.versions.manifest import AppInfo, Input, Manifest, Output
+from .copies import Copies
 
 
 class Channels(Protocol):
@@ -79,13 +80,6 @@ class Topics(Channels, Protocol):
         """How long a topic keeps records, -1 for ever; None where nobody says."""
 
 
-class FirstTables(Protocol):
-    """Where the SSTs of first versions come from."""
-
-    def made(self, stages: Iterable[str], /) -> Mapping[str, Manifest]:
-        """The cut's version of each of these stages, with the SSTs that the first versions name, which are there."""
-
-
 class Carried(Struct, frozen=True):
     """A channel of a clone, as copied."""
 
@@ -111,10 +105,10 @@ def channel_topic(app: str, channel: str) -> str:
 
 
 def topics_of(store: ObjectStore, note: Cloning) -> tuple[str, ...]:
-    """The topics that half a clone, or half an import, may have in Kafka, as far as its source still says so."""
+    """The topics that half a clone may have in Kafka, as far as its source still says so."""
     origin = note.info.origin
-    if origin is None or origin.imported:
-        return note.topics
+    if origin is None:
+        return ()
     source = store.at(note.root)
     found = (history.find(source, origin.app, stage, version) for stage, version in origin.cut.items())
     return tuple(channel_topic(note.info.name, name) for each in found if each is not None for name in each.outputs)
@@ -212,7 +206,7 @@ def finish_clone(
     info: AppInfo,
     cut: Cut,
     records: Records,
-    copies: FirstTables,
+    copies: Copies,
     channels: Channels,
     *,
     by: str,
@@ -284,7 +278,7 @@ def _first_version(
         epoch=1,
         writer=str(ULID()),
         time_ms=max(instants.now_ms(), source.time_ms),
-        kind="import" if info.origin is not None and info.origin.imported else "clone",
+        kind="clone",
         inputs={
             name: _carried_input(read, source.stage, name, info.name, cut, copied)
             if read.upstream

@@ -78,7 +78,7 @@ def _here(store: ObjectStore, source: str) -> Iterator[KnownClone]:
         info, state = apps.find_app(store, name), ""
         if info is None and (note := apps.find_cloning(store, name)) is not None:
             info, state = note.info, "being made"
-        if info is None or info.origin is None or info.origin.imported:
+        if info is None or info.origin is None:
             continue
         if source in ("", info.origin.app):
             yield _known(store, store, info, state, called)

@@ -85,8 +85,8 @@ def make_plan(
     if (target.url, name) == (store.url, ref.app):
         raise Refused(f"app {name!r} cannot be cloned onto itself", hint="give the clone a name of its own")
     cut = at if at is not None else cut_at(store, ref)
-    read_topics = topics_read(cut, terms.topics)
-    check_sinks(cut, terms.sinks)
+    read_topics = _topics_read(cut, terms.topics)
+    _check_sinks(cut, terms.sinks)
     masks = Masks.of(terms.masks)
     origin = Origin(
         root="" if terms.deep else store.url,
@@ -114,8 +114,8 @@ def make_plan(
         masks.check_in_flight(states)
         _check_offsets(store, cut, read_topics, terms.topics, states, kafka)
     if begun is None:
-        check_channels_free(cut, name, kafka, terms.left)
-        check_published(cut, read_topics, terms.sinks, kafka)
+        _check_channels_free(cut, name, kafka, terms.left)
+        _check_published(cut, read_topics, terms.sinks, kafka)
     copies = sizes(cut, masks, deep=terms.deep)
     shown = tuple(still_shown(cut, masks))
     return ClonePlan(cut, info, target.url, read_topics, states, copies, begun is not None, done, note, shown)
@@ -148,7 +148,7 @@ def _as_begun(store: ObjectStore, cut: Cut, info: AppInfo, note: Cloning | None)
     return Cut(cut.app, {stage: history.read(store, cut.app, stage, at) for stage, at in origin.cut.items()})
 
 
-def topics_read(cut: Cut, others: Mapping[str, str]) -> dict[str, str]:
+def _topics_read(cut: Cut, others: Mapping[str, str]) -> dict[str, str]:
     """The topic that an app made of this cut reads for each user's topic, by its name as declared.
 
     `others` are those that it reads instead. Raises `NotFound` where the app reads no such topic.
@@ -160,7 +160,7 @@ def topics_read(cut: Cut, others: Mapping[str, str]) -> dict[str, str]:
     return found | dict(others)
 
 
-def check_channels_free(cut: Cut, name: str, kafka: Channels, left: Collection[str] = ()) -> None:
+def _check_channels_free(cut: Cut, name: str, kafka: Channels, left: Collection[str] = ()) -> None:
     """Raise `Refused` where Kafka has a repartition topic of this name, but for those that are `left` to it."""
     for channel in sorted({edge.name for edge in edges(cut)}):
         topic = channel_topic(name, channel)
@@ -193,8 +193,8 @@ def _check_offsets(
             kafka.check_topic(state.topic, state.starts, state.topic_id)
 
 
-def check_sinks(cut: Cut, sinks: Mapping[str, str], *, are_moved: bool = False) -> None:
-    """See that an app made of this cut may publish these: not where the cut's own app does, unless they `are_moved`.
+def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:
+    """See that an app made of this cut may publish these: not where the cut's own app does.
 
     Raises `Usage`, `NotFound` and `Refused`.
     """
@@ -203,14 +203,14 @@ def check_sinks(cut: Cut, sinks: Mapping[str, str], *, are_moved: bool = False) 
         keys.check_topic(topic)
         if name not in known:
             raise NotFound(f"sink of {cut.app}", name, known, hint="--sink takes NAME=TOPIC")
-        if not are_moved and known[name] == "topic" and (topic == name or topic in known):
+        if known[name] == "topic" and (topic == name or topic in known):
             raise Refused(
                 f"{cut.app} publishes to the topic {topic!r} itself: its readers would get records of both",
                 hint=f"--sink {name}=OTHER, with a topic of the clone's own",
             )
 
 
-def check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[str, str], kafka: Channels) -> None:
+def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[str, str], kafka: Channels) -> None:
     """See that the topics of sinks are there, and not read by the clone. Raises `NotFound` or `Refused`."""
     for name, topic in sinks.items():
         if all(stage.sinks[name].kind == "function" for stage in cut.stages.values() if name in stage.sinks):
@@ -224,7 +224,7 @@ def check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[str
             raise NotFound("Kafka topic", topic, (), hint=hint)
 
 
-def check_nothing_there(target: ObjectStore, name: str) -> None:
+def _check_nothing_there(target: ObjectStore, name: str) -> None:
     """See that a new app may have this name. Raises `Refused` where stages are left of it, or a promotion took it."""
     if history.list_stages(target, name):
         raise Refused(
@@ -242,7 +242,7 @@ def _begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppInfo) 
     name = planned.name
     found, note = apps.find_begun(target, name)
     if found is None:
-        check_nothing_there(target, name)
+        _check_nothing_there(target, name)
         return None
     hint = "choose another name"
     if found.origin is None or planned.origin is None:

@@ -16,12 +16,10 @@ from ...moments.query.columns import parse_keys
 from ...moments.query.key_text import key_of
 from ...moments.take.remove import clone_lives, shared
 from ...store.objects.protocol import ObjectStore
-from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import hash_keys
 from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, Table
 from ...store.versions.side_tables import all_ssts, owner, table_name
-from .words import Words
 
 _SHAPE = "TABLE=KEY, with a JSON array for a key of several columns"
 _MOST = 1_000_000
@@ -34,10 +32,12 @@ class KeysAsked:
 
     tables: Mapping[str, tuple[tuple[object, ...] | str, ...]]
     """By table; text where the number of the key's columns is not known yet."""
+    also: tuple[str, ...] = ()
+    """Other values of the same keys, of each of these tables: what a program makes keys of, such as another case."""
 
     @classmethod
-    def of(cls, keys: Iterable[str], files: Iterable[Path] = ()) -> "KeysAsked":
-        """From `TABLE=KEY` each, and files with one of these a line. Raises `Usage`."""
+    def of(cls, keys: Iterable[str], files: Iterable[Path] = (), also: Iterable[str] = ()) -> "KeysAsked":
+        """From `TABLE=KEY` each, files with one of these a line, and other values of these keys. Raises `Usage`."""
         lines = [*keys, *(line for file in files for line in _lines(file))]
         found: dict[str, dict[tuple[object, ...] | str, None]] = {}
         for line in lines:
@@ -45,35 +45,46 @@ class KeysAsked:
             if not (table and equals):
                 raise Usage("a key to be forgotten has no table, or no '='", hint=f"expected {_SHAPE}")
             found.setdefault(table, {})[key] = None
-        return cls._checked(found)
+        return cls._checked(found, also)
 
     @classmethod
-    def of_values(cls, keys: Mapping[str, Iterable[object]]) -> "KeysAsked":
+    def of_values(cls, keys: Mapping[str, Iterable[object]], also: Iterable[str] = ()) -> "KeysAsked":
         """From Python's own values, by table; a tuple for a key of several columns. Raises `Usage`."""
         return cls._checked(
             {
                 table: {each if isinstance(each, tuple) else (each,): None for each in some}
                 for table, some in keys.items()
-            }
+            },
+            also,
         )
 
     @classmethod
-    def _checked(cls, found: Mapping[str, Mapping[tuple[object, ...] | str, None]]) -> "KeysAsked":
+    def _checked(cls, found: Mapping[str, Mapping[tuple[object, ...] | str, None]], also: Iterable[str]) -> "KeysAsked":
         count = sum(map(len, found.values()))
         if not count:
             raise Usage("there is no key to be forgotten", hint=f"--key {_SHAPE}, or --keys FILE with one a line")
         if count > _MOST:
             raise Usage(f"{count:,} keys are more than are forgotten at once", hint=f"at most {_MOST:,}")
-        return cls({table: tuple(some) for table, some in found.items()})
+        return cls({table: tuple(some) for table, some in found.items()}, tuple(dict.fromkeys(also)))
 
     def digest(self, salt: str) -> str:
         """Tells whether somebody asks for the same keys again, to whoever has them and the salt."""
-        typed = sorted((table, sorted(map(repr, some))) for table, some in self.tables.items())
+        typed = [*sorted((table, sorted(map(repr, some))) for table, some in self.tables.items()), sorted(self.also)]
         return blake2b(repr(typed).encode(), key=bytes.fromhex(salt), digest_size=32).hexdigest()
 
     def values(self, name: str, table: Table) -> list[Sequence[object]]:
-        """The values of each key of a table. Raises `Usage` where a text is not as many."""
-        return [each if isinstance(each, tuple) else key_of(name, table, each) for each in self.tables[name]]
+        """The values of each key of a table. Raises `Usage` where a text is not as many, or not of its types."""
+        keys = [each if isinstance(each, tuple) else key_of(name, table, each) for each in self.tables[name]]
+        for text in self.also:
+            try:
+                value = key_of(name, table, text)
+                parse_keys(name, table, [value])
+            except Usage:
+                if len(self.tables) == 1:
+                    raise
+                continue  # it is of another table
+            keys.append(value)
+        return keys
 
 
 def _lines(file: Path) -> Iterator[str]:
@@ -102,10 +113,6 @@ class Keys:
         hashes = hash_keys(rows, rows.schema.names)
         order = np.argsort(hashes, kind="stable")
         return cls(tuple(rows.schema.names), hashes[order], rows.take(pa.array(order)).combine_chunks())
-
-    def words(self) -> list[Words]:
-        """What is looked for in records, of each key."""
-        return [Words.of(row) for row in python_rows(self.rows)]
 
 
 @dataclass(frozen=True, slots=True)

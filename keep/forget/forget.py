@@ -17,10 +17,12 @@ Old objects go last: who still reads by their names finds that they are gone, an
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from time import sleep
+from typing import Protocol
 
 from ulid import ULID
 
@@ -28,6 +30,7 @@ from ... import instants
 from ...errors import Refused, SlackwaterError, Usage
 from ...moments.cut.stored import notify, open_requests
 from ...moments.take.audit_log import record_once, why
+from ...moments.take.capture import ChannelReader
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, keys
@@ -39,10 +42,24 @@ from ..clone.first_versions import Topics
 from ..edit.request import EDITS
 from . import archive
 from .family import Keys, KeysAsked, Member, check_tables, family_of
-from .held import Held, Progress, Search, in_full
+from .held import IN_FLIGHT, Held, Progress, Search, Unproved, in_full, unread
+from .key_fields import NOTHING_DECLARED, DeclaredFields
+from .matching import Formats, KeyRows
 from .reach import OutOfReach, out_of_reach
 from .taking_out import Work, blot, commit, sweep, take_out, take_out_archived
-from .words import Words
+
+
+@dataclass(frozen=True, slots=True)
+class GoneRows:
+    """Rows or records of one place that equal a key in one field."""
+
+    what: str
+    """As `Held.what`."""
+    of: str
+    """The table, channel or topic."""
+    field: str
+    rows: int
+    objects: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +91,16 @@ class Forgot:
     others: tuple[str, ...] = ()
     """Tables of the app for which no key was given."""
     out_of_reach: tuple[OutOfReach, ...] = ()
+    gone: tuple[GoneRows, ...] = ()
+    """What was taken out, or would be, by place and field."""
+    unread: tuple[Held, ...] = ()
+    """Topics between stages with records of a key that were not read yet: they bring it back."""
+    unproved: tuple[Unproved, ...] = ()
+    """Records of which nobody can tell."""
+
+
+class ReadableTopics(Topics, ChannelReader, Protocol):
+    """What forgetting asks of Kafka."""
 
 
 def forget(
@@ -83,7 +110,9 @@ def forget(
     asked: KeysAsked,
     *,
     by: str,
-    kafka: Topics | None = None,
+    kafka: ReadableTopics | None = None,
+    declared: DeclaredFields = NOTHING_DECLARED,
+    formats: Formats | None = None,
     now_ms: Callable[[], int] = instants.now_ms,
     pause: Callable[[], None] = lambda: sleep(1),
     dry_run: bool = False,
@@ -93,7 +122,8 @@ def forget(
 
     `cache` is this machine's: what it has of the objects goes. Changes nothing in a dry run, which tells what holds a
     key. The log of operations says how many keys of which tables, and not which. `kafka` is asked how long topics keep
-    records, if there is one.
+    records, and for those that no stage has read yet, if there is one. `declared` are fields that lead to keys, besides
+    those that the app's lineage tells; `formats` decodes messages of schemas.
     `pause` is called while a runner is yet to archive what it has read.
 
     Raises as `StoredApp.forget`, also `Usage` where a key is in the message that is to be kept, and `Corruption`
@@ -102,9 +132,11 @@ def forget(
     members = family_of(store, app)
     me = members[0]
     check_tables(me, asked)
-    words = tuple(_words(me, asked))
-    searches = tuple(Search(each, asked, words) for each in members)
-    if searches[0].in_text(why()):
+    searches = _searches(members, asked, declared, formats)
+    searches[0].check_declared()
+    for each in searches:
+        each.check_clear()
+    if searches[0].texts.stand_in(why()):
         raise Usage(
             "the message has a key that is to be forgotten, and would stay in the log of operations",
             hint="name the request by a number",
@@ -117,8 +149,18 @@ def forget(
         held = tuple(chain.from_iterable(map(holders, searches)))
         _check_told(searches)
         _check_held(app, held, store)
-        reach = out_of_reach(members, kafka)
-        return Forgot(app, True, names, count, held, others=others, out_of_reach=reach)
+        return Forgot(
+            app,
+            True,
+            names,
+            count,
+            held,
+            others=others,
+            out_of_reach=out_of_reach(members, kafka),
+            gone=_gone((each.what, each.table, each.fields) for each in held),
+            unread=tuple(chain.from_iterable(unread(each, kafka) for each in searches)),
+            unproved=_unproved(searches),
+        )
     fresh = _begin(work)
     try:
         _check_quiet(work)
@@ -127,7 +169,7 @@ def forget(
             _check_told(searches)
             _check_held(app, tuple(chain.from_iterable(map(holders, searches))), store)
     except SlackwaterError:
-        if fresh and not work.rewriting.rows:
+        if fresh and not work.rewriting.taken:
             _end(work)
         raise
     versions = tuple(chain.from_iterable(commit(work, each) for each in searches))
@@ -143,30 +185,36 @@ def forget(
         for name, at_ms in forgotten.known(search.member.store, search.member.app).snapshots.items()
         if at_ms >= _note(search).time_ms
     )
+    note = _note(searches[0])
+    taken, message = note.taken, why() or note.message
     tables = ", ".join(f"{len(some)} of {table}" for table, some in sorted(asked.tables.items()))
     for search in searches:
         made = {stage: (version - 1, version) for owner, stage, version in versions if owner == search.member.app}
         since_ms = _note(search).time_ms
-        record_once(search.member.store, search.member.app, "forget", tables, by, made, since_ms=since_ms)
+        name = search.member.app
+        record_once(search.member.store, name, "forget", tables, by, made, since_ms=since_ms, message=message)
     reach = out_of_reach(members, kafka)
+    coming = tuple(chain.from_iterable(unread(each, kafka) for each in searches))
     # Last of all: while the note is there, the same call goes on.
     _end(work)
-    rewriting = work.rewriting
     return Forgot(
         app,
         False,
         names,
         count,
         (),
-        rows=rewriting.rows,
-        read_bytes=rewriting.read_bytes,
-        written_bytes=rewriting.written_bytes,
+        rows=sum(sum(each.fields.values()) for each in taken.values()),
+        read_bytes=sum(each.bytes for each in taken.values()),
+        written_bytes=sum(each.written_bytes for each in taken.values()),
         deleted=deleted,
         versions=versions,
         snapshots=snapshots,
         unnamed=unnamed,
         others=others,
         out_of_reach=reach,
+        gone=_gone((each.what, each.of, each.fields) for each in taken.values()),
+        unread=coming,
+        unproved=_unproved(searches),
     )
 
 
@@ -183,6 +231,10 @@ class Looked:
     objects: int
     """That were looked into: SSTs by the hash of the key and, with `deep`, all that there is in full."""
     out_of_reach: tuple[OutOfReach, ...]
+    unproved: tuple[Unproved, ...] = ()
+    """Records of which nobody can tell whether they hold a key."""
+    elsewhere: tuple[Held, ...] = ()
+    """Objects in which a key that is text is a value of another field, such as of somebody else's row."""
 
 
 def look(
@@ -190,35 +242,38 @@ def look(
     app: str,
     asked: KeysAsked,
     *,
-    kafka: Topics | None,
+    kafka: ReadableTopics | None,
+    declared: DeclaredFields = NOTHING_DECLARED,
+    formats: Formats | None = None,
     deep: bool = False,
     on_progress: Progress = lambda _line: None,
 ) -> Looked:
     """Look whether anything of an app and its clones holds one of these keys, and say what cannot be looked into.
 
     With `deep`, every object in the apps' folders is decoded in full, that of other tables, too: where a key that is
-    text stands in a value. Changes nothing. Raises as `forget`, but `Refused` only where a clone cannot be reached or
-    the app shares SSTs of another one.
+    text is a value of any field. Changes nothing. Raises as `forget`, but `Refused` only where a clone cannot be
+    reached or the app shares SSTs of another one.
     """
     members = family_of(store, app)
     check_tables(members[0], asked)
-    words = tuple(_words(members[0], asked))
+    searches = _searches(members, asked, declared, formats)
+    searches[0].check_declared()
     held: dict[tuple[str, str], Held] = {}
+    elsewhere: dict[tuple[str, str], Held] = {}
     objects = 0
-    for each in members:
-        search = Search(each, asked, words)
-        on_progress(f"{each.app}: looking through its versions")
-        for found in holders(search):
+    for search in searches:
+        on_progress(f"{search.member.app}: looking through its versions")
+        for found in chain(holders(search), unread(search, kafka)):
             held.setdefault((found.root, found.object), found)
         objects += search.looked_into
         _check_told((search,))
-        if deep:
-            for one, count in in_full(each, words, on_progress):
-                objects += count
-                if one is not None:
-                    held.setdefault((one.root, one.object), one)
+        for one, count in in_full(search, on_progress) if deep else ():
+            objects += count
+            if one is not None:
+                elsewhere.setdefault((one.root, one.object), one)
     names, count = tuple(_called(each, store) for each in members), sum(map(len, asked.tables.values()))
-    return Looked(app, names, count, deep, tuple(held.values()), objects, out_of_reach(members, kafka))
+    reach, others = out_of_reach(members, kafka), (one for place, one in elsewhere.items() if place not in held)
+    return Looked(app, names, count, deep, tuple(held.values()), objects, reach, _unproved(searches), tuple(others))
 
 
 def give_up(store: ObjectStore, app: str, *, by: str) -> Forgetting:
@@ -252,12 +307,12 @@ def holders(search: Search) -> Iterator[Held]:
 def _loose(search: Search) -> Iterator[Held]:
     """Records and texts of an app that hold a key."""
     store, app = search.member.store, search.member.app
-    for found, one in archive.holders(search):
-        yield Held(app, store.url, one.object, "input archive", found.topic, one.bytes)
+    for found, one, fields in archive.holders(search):
+        yield Held(app, store.url, one.object, archive.WHAT, found.topic, one.bytes, fields=fields)
     for held, _ in archive.unnamed(search):
         yield held
-    for key, channel, _, _ in search.captured():
-        yield Held(app, store.url, key, "records in flight", channel, len(store.get(key)))
+    for key, channel, _, mine in search.captured():
+        yield Held(app, store.url, key, IN_FLIGHT, channel, len(store.get(key)), fields=mine.fields)
     for key in search.edits():
         yield Held(app, store.url, key, "edit", "", len(store.get(key)))
     for key in search.operations():
@@ -267,14 +322,31 @@ def _loose(search: Search) -> Iterator[Held]:
         yield Held(app, store.url, key, "edit", manifest.stage, len(store.get(key)))
 
 
-def _words(me: Member, asked: KeysAsked) -> Iterator[Words]:
-    """What is looked for in records, of the keys as the tables' newest versions have them. Raises `Usage`."""
+def _searches(
+    members: Sequence[Member], asked: KeysAsked, declared: DeclaredFields, formats: Formats | None
+) -> tuple[Search, ...]:
+    """A search in each app for the keys as the first one's newest tables have them. Raises `Usage`."""
+    me, keys = members[0], dict[str, KeyRows]()
     for stage, name in me.tables(asked).items():
-        table = me.heads[stage].table
-        if table is not None and stage == name:
-            yield from Keys.of(name, table, asked).words()
+        if (table := me.heads[stage].table) is not None and (stage == name or name not in keys):
+            keys[name] = KeyRows(Keys.of(name, table, asked).rows, bool(asked.also))
     for (stage, side), name in me.sides(asked).items():
-        yield from Keys.of(name, me.heads[stage].side_tables[side].table, asked).words()
+        keys[name] = KeyRows(Keys.of(name, me.heads[stage].side_tables[side].table, asked).rows, bool(asked.also))
+    return tuple(Search(each, asked, keys, declared, formats) for each in members)
+
+
+def _gone(each: Iterable[tuple[str, str, Mapping[str, int]]]) -> tuple[GoneRows, ...]:
+    """What goes, by place and field, out of objects that hold a key."""
+    rows, objects = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    for what, of, fields in each:
+        for text, count in fields.items():
+            rows[what, of, text] += count
+            objects[what, of, text] += 1
+    return tuple(GoneRows(*place, rows[place], objects[place]) for place in sorted(rows))
+
+
+def _unproved(searches: Iterable[Search]) -> tuple[Unproved, ...]:
+    return tuple(one for search in searches for some in search.unproved.values() for one in some.values())
 
 
 def _called(each: Member, store: ObjectStore) -> str:
@@ -313,7 +385,8 @@ def _begin(work: Work) -> bool:
     """Put the notes; whether none was there. Raises `Refused` where other keys are being forgotten."""
     me, fresh = work.searches[0].member, True
     ulid, salt = ULID(), secrets.token_hex(32)
-    new = Forgetting(str(ulid), me.app, work.by, ulid.milliseconds, salt, work.asked.digest(salt))
+    digest = work.asked.digest(salt)
+    new = Forgetting(str(ulid), me.app, work.by, ulid.milliseconds, salt, digest, message=why())
     for search in work.searches:
         found = under_way.begin(search.member.store, search.member.app, new)
         if found.id == new.id:

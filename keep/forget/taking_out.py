@@ -1,7 +1,7 @@
 """Having the indexes of all apps, and each stage's newest version, say what became of the objects that held a key."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 
@@ -22,14 +22,16 @@ from ...store.read.cache import SstCache
 from ...store.versions import codec, history, keys
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.forgotten import index as forgotten
+from ...store.versions.forgotten import under_way
 from ...store.versions.forgotten.index import ForgottenIndex, RecordsLeft
+from ...store.versions.forgotten.under_way import Taken
 from ...store.versions.manifest import Manifest, Sst
 from ...store.versions.side_tables import REJECTED, all_ssts, each_sst
 from ..gc.inventory import do_all
 from ..rejected.schema import REJECTED_RECORDS
 from . import archive
 from .family import KeysAsked
-from .held import Held, NamedSst, Progress, Search
+from .held import IN_FLIGHT, Held, NamedSst, Progress, Search
 
 
 @dataclass
@@ -38,17 +40,8 @@ class Rewriting:
 
     made: dict[str, Sst | None] = field(default_factory=dict)
     """By the object of an SST, the one that has the rest of it, with the URL of its root; None for none."""
-    read_bytes: int = 0
-    """Of the objects that held a key."""
-    written_bytes: int = 0
-    rows: int = 0
-    """That were taken out, each stored one."""
-
-    def count(self, read_bytes: int, written_bytes: int, rows: int) -> None:
-        """Count an object that held a key, the one in its place, and what was taken out."""
-        self.read_bytes += read_bytes
-        self.written_bytes += written_bytes
-        self.rows += rows
+    taken: dict[str, Taken] = field(default_factory=dict)
+    """By object, what went."""
 
     def learn(self, search: Search, index: ForgottenIndex) -> None:
         """Take from an app's index what was made for it: others that have the same SSTs get the same ones."""
@@ -69,27 +62,30 @@ class Rewriting:
 
     def _without(self, search: Search, one: NamedSst) -> Sst | None:
         sst, store = one.sst, search.member.store.at(one.sst.root)
-        if (chosen := search.chosen(one)) is None:
+        if (found := search.chosen(one)) is None:
             return sst
-        writer, rows = without(search.member.store, sst, one.table, chosen)
+        chosen, fields = found
+        held = search.as_held(one, fields)
+        writer, _ = without(search.member.store, sst, one.table, chosen)
         if not writer.num_rows:
-            self.count(sst.bytes, 0, rows)
+            self.taken[sst.object] = Taken(held.what, held.table, fields, sst.bytes, 0)
             return None
         # In the folder of the app that has it: it is collected there.
         app, _, stage, *_ = sst.object.split("/")
         made, data = writer.finish(app=app, stage=stage, partition=sst.partition, level=sst.level)
         store.put(made.object, data)
-        self.count(sst.bytes, made.bytes, rows)
+        self.taken[sst.object] = Taken(held.what, held.table, fields, sst.bytes, made.bytes)
         return made
 
     def records(self, search: Search) -> Iterator[tuple[str, RecordsLeft]]:
         """What becomes of the app's records in flight that hold a key; puts what has the rest of them."""
-        for key, _, rows, mine in search.captured():
-            kept = rows.filter(pa.array(~mine))
+        for key, channel, rows, found in search.captured():
+            kept = rows.filter(pa.array(~found.mask))
             places = rows["_partition"].to_numpy()
-            gone = count_by_partition(rows.filter(pa.array(mine)), int(places.max()) + 1)
+            gone = count_by_partition(rows.filter(pa.array(found.mask)), int(places.max()) + 1)
             made = self._records(search, key, kept, tuple(gone.tolist()))
-            self.count(len(search.member.store.get(key)), made.bytes, int(mine.sum()))
+            read_bytes = len(search.member.store.get(key))
+            self.taken[key] = Taken(IN_FLIGHT, channel, found.fields, read_bytes, made.bytes)
             yield key, made
 
     def _records(self, search: Search, key: str, kept: pa.Table, gone: tuple[int, ...]) -> RecordsLeft:
@@ -115,6 +111,11 @@ class Work:
     now_ms: Callable[[], int]
     on_progress: Progress
     rewriting: Rewriting = field(default_factory=Rewriting)
+
+    def note_taken(self) -> None:
+        """Note what goes before it does: whoever finishes this tells of the whole."""
+        me = self.searches[0].member
+        under_way.note_taken(me.store, me.app, self.rewriting.taken)
 
 
 def take_out(work: Work) -> bool:
@@ -142,10 +143,13 @@ def take_out(work: Work) -> bool:
 def take_out_archived(work: Work, search: Search) -> bool:
     """Have an app's input archives hold none of the keys; whether any did."""
     work.on_progress(f"{search.member.app}: looking through its input archive")
-    archived = tuple(archive.take_out(search, by=work.by, now_ms=work.now_ms))
-    for each, rows, written_bytes in archived:
-        work.rewriting.count(each.bytes, written_bytes, rows)
-    return bool(archived)
+
+    def before(gone: Sequence[archive.GoneObject]) -> None:
+        for topic, one, fields, written_bytes in gone:
+            work.rewriting.taken[one.object] = Taken(archive.WHAT, topic, fields, one.bytes, written_bytes)
+        work.note_taken()
+
+    return archive.take_out(search, by=work.by, now_ms=work.now_ms, before=before)
 
 
 def _publish(
@@ -164,6 +168,7 @@ def _publish(
     def update(head: ForgottenIndex) -> ForgottenIndex:
         return head.with_changes(ssts, records, edited)
 
+    work.note_taken()
     forgotten.change(store, app, update, by=work.by, now_ms=now_ms)
 
 
@@ -178,6 +183,8 @@ def commit(work: Work, search: Search) -> Iterator[tuple[str, str, int]]:
     Raises as `amend`, and as reading SSTs.
     """
     store, app = search.member.store, search.member.app
+    note = under_way.find(store, app)
+    since_ms = note.time_ms if note is not None else sys.maxsize
     index = forgotten.known(store, app)
     asked = (*search.tables, *(stage for stage, _ in search.member.sides(work.asked)))
     concerned = {*asked, *(name.split("/")[2] for name in index.ssts)}
@@ -189,6 +196,8 @@ def commit(work: Work, search: Search) -> Iterator[tuple[str, str, int]]:
         done = amend(store, (app, stage), change, by=work.by, now_ms=work.now_ms)
         if done.changed:
             yield app, stage, done.manifest.version
+        elif (made := _forgets(store, app, stage)) is not None and made.time_ms >= since_ms:
+            yield app, stage, made.version  # a call that broke off had come so far
 
 
 @dataclass
@@ -237,10 +246,6 @@ def _waiting(store: ObjectStore, head: Manifest, index: ForgottenIndex) -> int:
     return merge_rows(parts, REJECTED_RECORDS, drop_tombstones=True)["retried"].null_count if parts else 0
 
 
-_BLOTTED = "(forgotten)"
-"""In the place of a text that had a key."""
-
-
 def sweep(work: Work, cache: SstCache) -> tuple[int, tuple[Held, ...]]:
     """Delete what was replaced, here and in this machine's cache, and what nothing names and holds a key."""
     deleted, left = 0, list[Held]()
@@ -273,20 +278,26 @@ def _since_ms(store: ObjectStore, app: str, stage: str) -> int:
     head = history.head(store, app, stage)
     if head is not None and head.retired:
         return sys.maxsize  # nobody is to name anything
-    while head is not None and head.kind != "forget":
-        head = history.before(store, head)
-    if head is None:
+    if (made := _forgets(store, app, stage)) is None:
         return 0
-    key = keys.manifest(app, stage, head.version)
+    key = keys.manifest(app, stage, made.version)
     return next((info.modified_ms for info in store.list(key) if info.key == key), 0)
 
 
+def _forgets(store: ObjectStore, app: str, stage: str) -> Manifest | None:
+    """The newest version of kind `forget` of a stage."""
+    head = history.head(store, app, stage)
+    while head is not None and head.kind != "forget":
+        head = history.before(store, head)
+    return head
+
+
 def blot(work: Work) -> None:
-    """Take the keys out of what people wrote of edits; an app's next index tells its replicas of versions with such."""
+    """Mask the keys in what people wrote of edits; an app's next index tells its replicas of versions with such."""
     for search in work.searches:
         store, app = search.member.store, search.member.app
         for done in OPERATIONS.all(store, app):
-            detail, message = (_BLOTTED if search.in_text(text) else text for text in (done.detail, done.message))
+            detail, message = (search.texts.masked(text) for text in (done.detail, done.message))
             if (detail, message) != (done.detail, done.message):
                 told = replace(done, detail=detail, message=message)
                 if _alike(done, told):
@@ -296,7 +307,7 @@ def blot(work: Work) -> None:
         for manifest in versions:
             edit = manifest.edited
             assert edit is not None  # noqa: S101  what `edited` gives
-            what, message = (_BLOTTED if search.in_text(text) else text for text in (edit.what, edit.message))
+            what, message = (search.texts.masked(text) for text in (edit.what, edit.message))
             made = replace(manifest, edited=replace(edit, what=what, message=message))
             if _alike(manifest, made):
                 made = replace(made, edited=replace(edit, what=f"{what}.", message=message))

@@ -1,5 +1,5 @@
-"""An app at a moment as a folder of plain Parquet that anybody opens, and a new app from such a folder.
+"""An app at a moment as a folder of plain Parquet that anybody opens.
 
-`document` says what a folder holds, `parts` what its files are, `export` writes one, `imported` makes an app of it.
-Not here: the new app's first versions, which are as a clone's (`keep.clone`).
+`document` says what a folder holds, `export` writes one. Not here: an app in another store, which is a replica
+(`keep.replicate`, `keep.recover`).
 """

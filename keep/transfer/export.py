@@ -1,30 +1,32 @@
-"""A moment of an app as a folder that opens without slackwater, and of which `import` makes an app.
+"""A moment of an app as a folder that opens without slackwater.
 
 What SSTs of the moment hold of a key is merged into its newest row, as a compaction would; nothing of the app changes.
 The folder gets its name when all of it is there, and its document is written last: one that is not whole is none.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ...errors import Corruption, Refused
 from ...moments.cut.graph import Cut, readers, violations
 from ...moments.cut.resolve import telling_if_collected
 from ...moments.cut.stored import find_snapshot
-from ...moments.query.columns import columns
+from ...moments.query.columns import columns, visible_schema
 from ...moments.take.capture import ChannelReader, count_by_partition, gathered
 from ...store.compaction.merge import merged_rows
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.sst.types import sst_schema
 from ...store.versions import apps, codec
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import owner
 from ...whole_file import check_new, whole_folder
 from ..clone.first_versions import kept_or_in_kafka
-from .document import DOCUMENT, Export, ExportedChannel, ExportedTable, TablePart, of_stage
-from .parts import write, write_part
+from .document import DOCUMENT, Export, ExportedChannel, ExportedTable, File, of_stage
 
 OnProgress = Callable[[int, int], None]
 
@@ -104,23 +106,23 @@ def _table(
     store: ObjectStore, cache: SstCache, cut: Cut, name: str, at: Manifest, folder: Path, progress: _Progress
 ) -> ExportedTable:
     assert at.table is not None  # noqa: S101  `Cut.tables` are versions with one
-    table, parts = at.table, list[TablePart]()
+    table, schema, files = at.table, visible_schema(at.table), list[File]()
     for partition in range(table.partitions):
-        rows = merged_rows(store, cache, at.ssts, table, partition, cut.clock_ms(name))
-        parts += (
-            write_part(folder, name, len(parts) + number, table, partition, some)
-            for number, some in enumerate(gathered(rows))
+        rows = merged_rows(store, cache, at.ssts, table, partition, cut.clock_ms(name), schema.names)
+        files += (
+            _written(folder, _path("tables", name, number), pa.table(some.select(schema.names).columns, schema=schema))
+            for number, some in enumerate(gathered(rows), len(files))
         )
         progress.one()
     # Of a table that has none yet, its columns are to be seen.
-    parts = parts or [write_part(folder, name, 0, table, 0, sst_schema(table).empty_table())]
+    files = files or [_written(folder, _path("tables", name, 0), schema.empty_table())]
     shown = columns(at)
     return ExportedTable(
         stage=owner(name, cut.stages),
         key=tuple(each.name for each in shown if each.key),
         columns={each.name: each.type for each in shown},
-        rows=sum(each.file.rows for each in parts),
-        parts=tuple(parts),
+        rows=sum(each.rows for each in files),
+        files=tuple(files),
     )
 
 
@@ -136,7 +138,7 @@ def _channels(
                 continue
             counts, files = [0] * len(state.ends), []
             for rows in gathered(reader().read(state) if kept is None else kept):
-                files.append(write(folder, f"in-flight/{one.name}/part-{number:05}.parquet", rows))
+                files.append(_written(folder, _path("in-flight", one.name, number), rows))
                 number += 1
                 counts = [a + b for a, b in zip(counts, count_by_partition(rows, len(counts)).tolist(), strict=True)]
             if state.counts and not were and tuple(counts) != state.counts:
@@ -156,3 +158,17 @@ def _channels(
                     schema=state.schema,
                     files=tuple(files),
                 )
+
+
+def _path(kind: str, name: str, number: int) -> str:
+    return f"{kind}/{name}/part-{number:05}.parquet"
+
+
+def _written(folder: Path, path: str, rows: pa.Table) -> File:
+    """Write rows to a file of the folder. Raises `OSError` where there is no room."""
+    where = folder / path
+    where.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, where, compression="zstd", write_page_checksum=True)
+    with where.open("rb") as data:
+        digest = hashlib.file_digest(data, "sha256").hexdigest()
+    return File(path, rows.num_rows, where.stat().st_size, digest)

@@ -211,3 +211,10 @@ def _first(store: ObjectStore, manifest: Manifest) -> Manifest:
         return manifest
     first = history.first_version(store, manifest.app, manifest.stage)
     return history.read(store, manifest.app, manifest.stage, min(first, manifest.version))
+
+
+def rows_read(manifest: Manifest) -> int | None:
+    """Records that a version read; None where nobody counts them: offsets of files are no records."""
+    if manifest.attached is not None and manifest.attached.others:
+        return None
+    return sum(source.rows for source in manifest.inputs.values())

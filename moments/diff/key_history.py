@@ -42,9 +42,9 @@ class RowChange:
     kind: Literal["added", "removed", "changed"]
     expired: bool
     """Whether the row had its time: then no record made the change."""
-    inherited: Literal["", "clone", "import", "collected", "renamed"]
-    """For the row with which the history begins, why it does: an app was cloned, or made of an exported folder, older
-    versions were collected, or the stage was called otherwise before."""
+    inherited: Literal["", "clone", "collected", "renamed"]
+    """For the row with which the history begins, why it does: an app was cloned, older versions were collected, or the
+    stage was called otherwise before."""
     windows: tuple[Window, ...]
     """What was read of each input partition after `after_version`, up to this version; empty ones left out."""
     before: dict[str, object] | None
@@ -256,9 +256,9 @@ def _change(versions: VersionList, later: _Shown, earlier: _Shown) -> RowChange:
     )
 
 
-def _inherited(versions: VersionList) -> Literal["", "clone", "import", "collected", "renamed"]:
+def _inherited(versions: VersionList) -> Literal["", "clone", "collected", "renamed"]:
     """Why the history begins with what it begins with."""
     if not versions.numbers or versions.numbers[0] == 1:
         return ""
     kind = versions[0].kind
-    return kind if kind in ("clone", "import") else "renamed" if kind == "rename" else "collected"
+    return kind if kind == "clone" else "renamed" if kind == "rename" else "collected"

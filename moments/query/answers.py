@@ -43,12 +43,15 @@ from ..cut.stored import ADDRESS, Snapshot, find_snapshot
 from ..take import capture
 from ..take.capture import ChannelReader
 from .clauses import InputOf, Statement, understand
+from .hidden import Cover
 from .moments import Moments, OnMoment
-from .sql import Bounds, connect, named_tables, names_channels, run_query
+from .sql import Bounds, connect, cover_of, named_tables, names_channels, run_query
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
+INPUT_PLACES = ("topic", "partition", "offset", "timestamp", "timestampType")
+"""Columns of an input archive that have no values."""
 _STREAM = "reading the stream registered as '@input "
 
 
@@ -58,6 +61,7 @@ def register_input(
     cut: Cut,
     clause: InputOf,
     failed: Callable[[Exception], None],
+    cover: Cover,
 ) -> None:
     """Make the view of a clause: the columns of `archive.columns.SCHEMA`, of records before the cut's offsets.
 
@@ -85,13 +89,16 @@ def register_input(
             there = common(wanted, archive.index.covered)
             wanted = minus(wanted, there)
             if (rows := _dataset(archive, there, failed)) is not None:
-                view = f"{schema} {len(selects)}"
+                view = cover.behind(f"{schema} {len(selects)}")
                 con.register(view, rows)
                 selects.append(f"SELECT * FROM {quoted(view)} WHERE {' OR '.join(_conditions(there))}")
     if not selects:
-        con.register(f"{schema} none", SCHEMA.empty_table())
-        selects = [f"SELECT * FROM {quoted(f'{schema} none')}"]
-    con.execute(f"CREATE VIEW {quoted(schema)}.{quoted(name)} AS {' UNION ALL '.join(selects)}")
+        con.register(cover.behind(f"{schema} none"), SCHEMA.empty_table())
+        selects = [f"SELECT * FROM {quoted(cover.behind(f'{schema} none'))}"]
+    view, behind = f"{quoted(schema)}.{quoted(name)}", cover.behind(f"{schema} all")
+    con.execute(f"CREATE VIEW {quoted(behind)} AS {' UNION ALL '.join(selects)}")
+    con.execute(f"CREATE VIEW {view} AS SELECT * FROM {quoted(behind)}")
+    cover.put(view, behind, INPUT_PLACES, texts=True)
 
 
 def reading_failed(error: SlackwaterError) -> bool:
@@ -278,7 +285,7 @@ def _rows(
         stack.enter_context(closing(con))
         failed: list[Exception] = []
         for one in inputs:
-            register_input(con, store, cut, one, failed.append)
+            register_input(con, store, cut, one, failed.append, cover_of(con, bounds))
         try:
             return run_query(con, statement.sql, max_rows=max_rows, bounds=bounds)
         except SlackwaterError as error:

@@ -12,7 +12,7 @@ from ...store.versions import history, horizon
 from ...store.versions.horizon import Boundary
 from ...store.versions.manifest import Input, Lost, Manifest, VersionKind, is_internal
 from ..cut.line import newest_first
-from ..cut.lineage import Window, direct, losses
+from ..cut.lineage import Window, direct, losses, rows_read
 from ..cut.moments import heads_of, newest, stages_of
 from ..cut.stored import list_snapshots
 
@@ -54,7 +54,7 @@ class LogEntry:
     version: int
     kind: VersionKind
     time_ms: int
-    rows_in: int
+    rows_in: int | None
     rows_out: int
     """Rows written to channels; the table's changes are not counted."""
     windows: tuple[Window, ...]
@@ -146,7 +146,7 @@ def _entry(
         version=manifest.version,
         kind=manifest.kind,
         time_ms=manifest.time_ms,
-        rows_in=sum(source.rows for source in manifest.inputs.values()),
+        rows_in=rows_read(manifest),
         rows_out=sum(output.rows for output in manifest.outputs.values())
         + sum(sink.rows for sink in manifest.sinks.values()),
         windows=windows,

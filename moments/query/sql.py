@@ -27,12 +27,19 @@ from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
+from ..cut.stored import ADDRESS
 from .clauses import InputOf, Statement, Versions, bare, understand, words
 from .columns import visible_schema
+from .hidden import Cover, is_behind
 from .moments import ClauseTable
 
 SCHEMA_NAME = "inflight"
 """DuckDB schema of the channels' views, and name of the table macro that finds them."""
+
+VERSIONS = ("_version", "_committed_at")
+"""Columns of a table at several versions that have no values."""
+PLACES = (*ADDRESS, "_receiver")
+"""Those of records on their way."""
 
 _READING = ("SELECT", "EXPLAIN", "MULTI")
 """Kinds of statements that may run. MULTI is how DuckDB sees a PIVOT."""
@@ -59,6 +66,8 @@ class Bounds:
     """The tables that it may see; None for any, and for the records on the way and of the archive."""
     app: str = ""
     """The app of which alone it may name moments; empty for any."""
+    secret: bytes = b""
+    """What it sees names in the place of values by (`hidden`); empty where it may see values."""
 
     def allows(self, table: str) -> bool:
         """Whether a table may be seen."""
@@ -90,7 +99,16 @@ class Bounds:
 
 _OF_THE_MACHINE = frozenset(
     # Those that take SQL or names as data would get round this very check; others take addresses of memory.
-    {"query", "query_table", "json_execute_serialized_sql", "current_setting", "getenv", "explain", "which_secret"}
+    {
+        "query",
+        "query_table",
+        "json_execute_serialized_sql",
+        "json_serialize_plan",
+        "current_setting",
+        "getenv",
+        "explain",
+        "which_secret",
+    }
     | {"checkpoint", "force_checkpoint", "information_schema", "truncate_duckdb_logs", "seq_scan", "pandas_scan"}
     | {"arrow_scan", "arrow_scan_dumb", "python_arrow_scan", "python_map_function", "enable_logging"}
     | {"disable_logging", "enable_profiling", "disable_profiling", "create_external_resource"}
@@ -128,30 +146,35 @@ def connect(
     before it goes to disk, such as "1 GiB"; empty for its own bound. With `bounds`, tables beyond them are not there.
     """
     con = empty_database()
+    cover = cover_of(con, bounds)
     try:
         seen = {name: each for name, each in cut.tables.items() if bounds is None or bounds.allows(name)}
         opened = {name: manifest for name, manifest in seen.items() if only is None or name in only}
         files: set[Path] = set()
         for name, manifest in opened.items():
             files |= duckdb_view.register(
-                con, name, store, cache, manifest, clock_ms=cut.clock_ms(name), internal=name == whole
+                con, cover.behind(name), store, cache, manifest, clock_ms=cut.clock_ms(name), internal=name == whole
             )
         declared = {name: manifest.table for name, manifest in seen.items() if manifest.table is not None}
         for name, table in {**(empty or {}), **declared}.items():
-            if name not in opened and (bounds is None or bounds.allows(name)):
-                con.register(name, visible_schema(table).empty_table())
+            if bounds is None or bounds.allows(name):
+                if name not in opened:
+                    con.register(cover.behind(name), visible_schema(table).empty_table())
+                cover.put(quoted(name), cover.behind(name), order=[column.name for column in table.key])
         if channels is not None:
             con.execute(f"CREATE SCHEMA {SCHEMA_NAME}")
             for number, (name, rows) in enumerate(channels.items()):
-                con.register(f"_channel_{number}", rows)
-                con.execute(f"CREATE VIEW {SCHEMA_NAME}.{quoted(name)} AS SELECT * FROM _channel_{number}")
+                con.register(cover.behind(f"_channel_{number}"), rows)
+                view = f"{SCHEMA_NAME}.{quoted(name)}"
+                con.execute(f"CREATE VIEW {view} AS SELECT * FROM {quoted(cover.behind(f'_channel_{number}'))}")
+                cover.put(view, cover.behind(f"_channel_{number}"), shown=PLACES)
             # Between the quotes of a shell, a string is easier to write than a quoted name.
             con.execute(
                 f"CREATE MACRO {SCHEMA_NAME}(channel) AS TABLE "
                 f"""SELECT * FROM query_table('{SCHEMA_NAME}."' || replace(channel, '"', '""') || '"')"""
             )
         for each in others:
-            files |= register(con, store, cache, each)
+            files |= register(con, store, cache, each, cover)
         if bounds is not None:
             con.execute("SET threads = 1")
             con.execute("SET max_temp_directory_size = '0 B'")
@@ -164,6 +187,11 @@ def connect(
         con.close()
         raise
     return con
+
+
+def cover_of(con: duckdb.DuckDBPyConnection, bounds: Bounds | None) -> Cover:
+    """How the views of a connection show values."""
+    return Cover(con, bounds.secret if bounds is not None else b"")
 
 
 def empty_database() -> duckdb.DuckDBPyConnection:
@@ -311,12 +339,13 @@ def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
     found = con.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
     columns: dict[str, list[str]] = {}
     for table, column in found:
-        columns.setdefault(table, []).append(column)
+        if not is_behind(table):
+            columns.setdefault(table, []).append(column)
     return columns
 
 
 def register(
-    con: duckdb.DuckDBPyConnection, store: ObjectStore, cache: SstCache, other: ClauseTable
+    con: duckdb.DuckDBPyConnection, store: ObjectStore, cache: SstCache, other: ClauseTable, cover: Cover
 ) -> frozenset[Path]:
     """Make the view of a clause, and none for a table that nobody knows. Returns the files that it reads.
 
@@ -327,7 +356,7 @@ def register(
     con.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
     if other.table is None:
         return frozenset()
-    table, behind = other.clause.table, f"{schema} {other.clause.table}"
+    table, behind = other.clause.table, cover.behind(f"{schema} {other.clause.table}")
     cuts = [cut for cut in other.cuts if table in cut.tables]
     manifests = [cut.tables[table] for cut in cuts]
     is_numbered = isinstance(other.clause, Versions)
@@ -340,5 +369,8 @@ def register(
         files = duckdb_versions.register(con, behind, store, cache, manifests)
     else:
         files = duckdb_view.register(con, behind, store, cache, manifests[0], clock_ms=cuts[0].clock_ms(table))
-    con.execute(f"CREATE OR REPLACE VIEW {quoted(schema)}.{quoted(name)} AS SELECT * FROM {quoted(behind)}")
+    view = f"{quoted(schema)}.{quoted(name)}"
+    con.execute(f"CREATE OR REPLACE VIEW {view} AS SELECT * FROM {quoted(behind)}")
+    order = [*(column.name for column in other.table.key), *VERSIONS[:1] * is_numbered]
+    cover.put(view, behind, VERSIONS if is_numbered else (), order)
     return files

@@ -26,6 +26,7 @@ from ...store.versions import apps, history, keys, published
 from ...store.versions.manifest import Followed, Manifest, Origin, Table
 from ...store.versions.side_tables import all_ssts, rejected_of
 from ..cut.graph import Cut, order
+from ..cut.lineage import rows_read
 from ..cut.moments import newest
 from ..cut.replicas import ReplicaLag, lags_of, newest_cut
 from ..cut.stored import open_requests
@@ -71,7 +72,7 @@ class StageOverview:
     runner: str | None
     """Who runs the stage now, as host:pid; empty when nobody does, None when that is not known."""
     time_ms: int
-    rows: int
+    rows: int | None
     """Rows that the newest version read."""
     keys: int | None
     """Keys in the table, at most; None without a table."""
@@ -210,7 +211,7 @@ def _stage_overview(
         by=head.by,
         runner=None if alive is None else lag.runner_of(head, alive),
         time_ms=head.time_ms,
-        rows=sum(source.rows for source in head.inputs.values()),
+        rows=rows_read(head),
         keys=sum(sst.rows - sst.tombstones for sst in head.ssts) if head.table else None,
         keys_exact=not deltas(head.ssts) and not any(sst.expiring for sst in head.ssts),
         ssts=len(head.ssts),

@@ -9,7 +9,7 @@ from functools import partial
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
-from ...errors import Refused
+from ...errors import Gone, Refused
 from ...keep.adopt.adoption import Adopted, AdoptedBatch, Adoption, adopted_before
 from ...keep.adopt.attached import AttachedHistory
 from ...keep.adopt.columns import MadeColumn
@@ -164,8 +164,13 @@ def batches_of(checkpoint: ReadableCheckpoint, last: int | None) -> range:
         return found
     earlier = next((each for each in reversed(committed) if each < wanted and checkpoint.available(each)), None)
     there = f"an earlier one that can be read is batch {earlier}" if earlier is not None else "no earlier one can be"
+    why = ""
+    try:
+        next(iter(checkpoint.rows(checkpoint.tables[0], wanted)), None)
+    except Gone as error:
+        why = f" ({error.message})"
     raise Refused(
-        f"the whole state at batch {wanted} cannot be read from {checkpoint.where}; {there}",
+        f"the whole state at batch {wanted} cannot be read from {checkpoint.where}{why}; {there}",
         hint=f"--from-batch {earlier} goes on from there" if earlier is not None else "let the query run a batch",
     )
 

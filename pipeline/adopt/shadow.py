@@ -107,6 +107,12 @@ def shadowing(adopting: Adopting, cache: SstCache, kafka: Kafka) -> Iterator[Sha
     made = adopting.adoption
     if made is None or adopting.plan is None:
         raise Refused("the query has become the stage: there is nothing to compare it with")
+    if constant := sorted(made.constant):
+        raise Refused(
+            f"the query's offsets are none of the topic {constant[0]!r}: its batches cannot be read again, so the "
+            "program cannot be compared with it",
+            hint="--dry-run says what would become of the state, without --shadow",
+        )
     with tempfile.TemporaryDirectory(prefix="slackwater-shadow-", ignore_cleanup_errors=True) as folder:
         store = LocalStore(Path(folder) / "store")
         apps.ensure_app(store, made.info)

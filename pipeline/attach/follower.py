@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from ...errors import SlackwaterError, Unavailable
@@ -88,7 +88,11 @@ class Follower:
 
         def beat() -> Beat:
             epoch = tail.head.epoch if tail.head is not None else 0
-            return Beat(tail.writer, tail.by, {tail.stage: epoch}, {tail.stage: tail.newest_batch + 1})
+            # A round may take long: how far the query is by now is asked anew.
+            newest = tail.newest_batch
+            with suppress(Unavailable):
+                newest = max(newest, tail.checkpoint.newest())
+            return Beat(tail.writer, tail.by, {tail.stage: epoch}, {tail.stage: newest + 1})
 
         while not over.is_set():
             # Before the first look, nobody knows how far behind it is.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from msgspec import structs
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from ...errors import NotFound, Refused, Usage
@@ -22,7 +22,7 @@ from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import HASH
 from ...store.versions import keys
-from ...store.versions.column_types import in_backticks
+from ...store.versions.column_types import FieldSource, Lineage, in_backticks
 from ...store.versions.manifest import Column, Table, is_internal
 from ...whole_file import temporary_folder
 from ..api.app import App
@@ -36,6 +36,7 @@ from ..messages.registry import forget_latest
 from ..source.data_source import TOPIC_SCHEMA, WITH_HEADERS
 from ..source.spark_types import arrow_of, spark_schema_of
 from ..spark.user_errors import as_user_error
+from .column_sources import joined, sources_of
 from .state_task import MARK
 from .transform import Applied, apply, each_output
 
@@ -61,6 +62,7 @@ class Shape:
         timed: The inputs that have a watermark, so or from the stage that writes them.
         late_by: The columns of a batch's rows by which they are late; empty where none can be.
         late: The columns of late rows, where these go somewhere, each with its name there.
+        lineage: As `Manifest.lineage`.
     """
 
     inputs: dict[str, StructType]
@@ -73,6 +75,7 @@ class Shape:
     timed: frozenset[str] = frozenset()
     late_by: tuple[str, ...] = ()
     late: Mapping[str, str] = field(default_factory=dict)
+    lineage: Mapping[str, Lineage] = field(default_factory=dict)
 
     @property
     def due_by(self) -> DueBy | None:
@@ -125,8 +128,29 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
                     f"stage {stage.name!r} has rows that fall due and no watermark that would pass their time",
                     hint='say withWatermark where the topic is read; or update(..., due_by="clock")',
                 )
-            known[stage.name] = _with_late(stage, shape, applied)
+            shape = _with_late(stage, shape, applied)
+            known[stage.name] = replace(shape, lineage=_lineage(stage, shape, applied, streams))
     return known
+
+
+def _lineage(stage: Stage, shape: Shape, applied: Applied, streams: Mapping[str, DataFrame]) -> dict[str, Lineage]:
+    """The fields from which the table's key comes, and the columns that go to each channel, as far as plans say."""
+    topics = [name for name, one in stage.inputs.items() if isinstance(one, Topic)]
+    each = [sources_of(frame, streams, topics) for frame in applied.frames]
+    rows = joined(each)
+    channels = [one.name for one in stage.repartitions]
+    if stage.state is None:
+        sent = zip(stage.writes, each if len(each) > 1 else each * len(stage.writes), strict=True)
+        return {output.name: columns for output, columns in sent if output.name in channels}
+    key = {name: rows[name] for name in shape.key if name in rows}
+    anything = tuple(FieldSource(name) for name in stage.inputs)
+    found: dict[str, Lineage] = {"": key}
+    for channel in channels:
+        found[channel] = {}
+        for name in shape.emits[channel].names:
+            carried = name if name in key or name in shape.late else stage.state.carried(name)
+            found[channel][name] = rows.get(carried, anything) if carried else () if carried == "" else anything
+    return found
 
 
 def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:

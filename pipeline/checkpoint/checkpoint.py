@@ -1,11 +1,12 @@
 """A Spark query's checkpoint, as it is now: its tables of state, the whole state of a batch, and what one changed."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,12 +23,16 @@ from ...keep.attach.checkpoint import DELETED, ReadableBatch, ReadableTable
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.versions.column_types import in_backticks
 from ...whole_file import temporary_folder
+from .changelogs import Changelog, codec_of, delimiter_of, is_plain, joined, records_in
+from .damage import check_all, root_of
 from .files import CheckpointFiles
 from .places import own_place, place
 from .state_files import StoreFolder
 from .tables import StateTable, has, rebuilt, state_table
+from .unsafe_rows import UnknownLayout
+from .written import changed, is_list, is_read_here
 
-_BATCH = "_batch"
+_STEP = "_step"
 _AT_A_TIME_BYTES = 32 << 20
 """So many bytes of change files are read by one job of Spark's, unless one batch has more."""
 _FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
@@ -54,7 +59,7 @@ def opened(where: str, spark: SparkSession) -> Iterator["Checkpoint"]:
 
 
 class Checkpoint:
-    """`ReadableCheckpoint`; see `opened`. For one thread. Spark runs on this machine: it reads a folder of ours.
+    """`FollowedCheckpoint`; see `opened`. For one thread. Spark runs on this machine: it reads a folder of ours.
 
     Attributes:
         where: The folder or address, as it was given.
@@ -66,6 +71,8 @@ class Checkpoint:
         self.where, self.files = where, files
         self._folder = folder
         self._numbers = count()
+        self._checked = -1
+        self._unpacked: dict[tuple[int, str], tuple[range, Changelog, Mapping[str, int]]] = {}
         self._spark = spark.newSession()
         # The reader of state of Spark 4.2 asks for a coordinator that nothing has started but what runs queries.
         _ = self._spark.streams
@@ -85,6 +92,10 @@ class Checkpoint:
             return self.files.committed()
         except NotFound:
             return range(0)
+
+    def newest(self) -> int:
+        """The last batch that is committed, -1 for none. Any thread may ask for it."""
+        return max(self.files.listed(), default=-1)
 
     def available(self, up_to: int | None = None, /) -> range:
         """The batches whose whole state can be read now, without gaps up to the newest, or to one."""
@@ -109,33 +120,91 @@ class Checkpoint:
         with self._own_folder() as folder:
             with self.files.reading(batch):
                 self.files.bring_whole(self._stores(table), batch, folder)
-            yield self._read(table, folder, batch, batchId=batch).select(*table.columns())
+            with self._by_spark(table, f"at the end of batch {batch}", folder):
+                yield self._read(table, folder, batch, batchId=batch).select(*table.columns())
 
-    def changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterator[pa.Table]:
-        """What each batch changed, from the one behind `after` to `up_to`: one table each, with the column `_deleted`.
+    def changes(
+        self, table: ReadableTable, after: int, up_to: int, /, *, at_once: int = 1, appended: bool = False
+    ) -> Iterator[pa.Table]:
+        """What batches changed, from the one behind `after` to `up_to`, so many `at_once`: tables with `_deleted`.
 
-        A key is there once in each. A batch of which nothing but the whole state was kept is compared with the one
-        before it. Raises `Gone` where files were cleaned up.
+        A key is there once in each. Changelogs of state variables are read here, and without a Spark; of a list they
+        say what was added, which only those hear who say `appended`. All others Spark reads. Of batches of which
+        nothing but the whole state was kept, that is compared with the one before. Raises `Gone` where files were
+        cleaned up.
         """
         assert isinstance(table, StateTable)  # noqa: S101  it is one of `tables`
+        here = is_read_here(table) and (appended or not is_list(table))
         with self._own_folder() as spool:
             with self.files.reading(up_to):
-                self.files.check_variables()
+                self._check_variables(up_to)
             while after < up_to:
+                step = range(after + 1, min(after + at_once, up_to) + 1)
+                if here and (found := self._written(table, step)) is not None:
+                    yield found
+                    after = step[-1]
+                    continue
                 with self._own_folder() as folder:
-                    last = self._bring_changes(table, after, up_to, folder)
+                    last = self._bring_changes(table, after, up_to, at_once, folder)
                     if last > after:
-                        yield from self._feed(table, after, last, folder)
+                        yield from self._feed(table, after, last, at_once, folder)
                 if last == after:
-                    last += 1
-                    yield self._difference(table, last, spool)
+                    last = step[-1]
+                    yield self._difference(table, after, last, spool)
                 after = last
 
-    def _bring_changes(self, table: StateTable, after: int, up_to: int, folder: Path) -> int:
+    def _check_variables(self, up_to: int) -> None:
+        """Once for all tables of which the same batches are read."""
+        if up_to != self._checked:
+            self.files.check_variables()
+            self._checked = up_to
+
+    def _written(self, table: StateTable, batches: range) -> pa.Table | None:
+        """What batches changed in a table, out of the changelogs; None where Spark has to read it."""
+        key = (table.operator, table.store)
+        try:
+            if (known := self._unpacked.get(key)) is None or known[0] != batches:
+                known = self._unpacked[key] = (batches, *self._changelogs(table, batches))
+            _, records, families = known
+            return changed(table, records, families, delimiter_of(self.files.conf_of(batches[-1])))
+        except (UnknownLayout, ObjectNotFound):
+            return None
+
+    def _changelogs(self, table: StateTable, batches: range) -> tuple[Changelog, Mapping[str, int]]:
+        """All records of a table's store, and the numbers of column families in them."""
+        files, known, stores = self.files, dict[str, int](), self._stores(table)
+        if not all(files.has_feed(each) and is_plain(files.conf_of(each)) for each in batches):
+            raise UnknownLayout
+        with self._own_folder() as folder:
+            found = [
+                records_in(self._unpack(path, batch)).renumbered(files.families(store), known)
+                for store, paths in zip(stores, files.bring_changelogs(stores, batches, folder), strict=True)
+                for batch, path in zip(batches, paths, strict=True)
+            ]
+        return joined(found), known
+
+    def _unpack(self, changelog: Path, batch: int) -> bytes:
+        """A changelog as it was before it was packed, by Spark's own codec."""
+        jvm: Any = self._spark._jvm
+        codecs = getattr(getattr(jvm.org.apache.spark.io, "CompressionCodec$"), "MODULE$")
+        codec = codecs.createCodec(self._spark.sparkContext._jsc.sc().conf(), codec_of(self.files.conf_of(batch)))
+        packed, unpacked = jvm.java.io.FileInputStream(str(changelog)), changelog.with_suffix(".unpacked")
+        # By a file: what Python is given over py4j costs it more than what it does with it.
+        out = jvm.java.io.FileOutputStream(str(unpacked))
+        try:
+            codec.compressedInputStream(packed).transferTo(out)
+        except Py4JJavaError as error:
+            raise UnknownLayout from error
+        finally:
+            packed.close()
+            out.close()
+        return unpacked.read_bytes()
+
+    def _bring_changes(self, table: StateTable, after: int, up_to: int, at_once: int, folder: Path) -> int:
         """Copy what the batches behind one changed, as much as is read at a time; the last of these."""
         size, last = 0, after
         stores = self._stores(table)
-        while last < up_to and size < _AT_A_TIME_BYTES:
+        while last < up_to and (size < _AT_A_TIME_BYTES or (last - after) % at_once):
             with self.files.reading(last + 1):
                 if not (table.has_feed and self.files.has_feed(last + 1)):
                     break
@@ -146,33 +215,34 @@ class Checkpoint:
                         raise
                     break
             last += 1
+        if last < up_to:
+            last -= (last - after) % at_once
         if table.registers and last > after:
             # Spark opens the last state to learn of the store's column families.
             with self.files.reading(last):
                 self.files.bring_whole(stores, last, folder)
         return last
 
-    def _feed(self, table: StateTable, after: int, last: int, folder: Path) -> Iterator[pa.Table]:
+    def _feed(self, table: StateTable, after: int, last: int, at_once: int, folder: Path) -> Iterator[pa.Table]:
         options = {"readChangeFeed": "true", "changeStartBatchId": after + 1, "changeEndBatchId": last}
         feed = self._read(table, folder, last, **options).select(
             *table.columns(),
             (F.col("change_type") == "delete").alias(DELETED),
-            F.col("batch_id").alias(_BATCH),
+            F.floor((F.col("batch_id") - after - 1) / at_once).cast("int").alias(_STEP),
         )
-        with self._by_spark(table, last):
+        with self._by_spark(table, f"of batches {after + 1} to {last}", folder):
             found = feed.toArrow()
         schema = _with_deleted(table)
-        for batch in range(after + 1, last + 1):
-            changed = found.filter(pc.field(_BATCH) == batch).select(schema.names).cast(schema)
-            yield _newest(changed, table.key.names)
+        for step in range(-(-(last - after) // at_once)):
+            yield _newest(found.filter(pc.field(_STEP) == step).select(schema.names).cast(schema), table.key.names)
 
-    def _difference(self, table: StateTable, batch: int, spool: Path) -> pa.Table:
-        """What differs between the whole states at the ends of a batch and of the one before it.
+    def _difference(self, table: StateTable, after: int, batch: int, spool: Path) -> pa.Table:
+        """What differs between the whole states at the ends of two batches.
 
-        In the folder `spool` the later one is left for the next batch.
+        In the folder `spool` the later one is left for the next step.
         """
-        before, after = (self._spooled(table, each, spool) for each in (batch - 1, batch))
-        old, new = (self._spark.read.parquet(str(each)).alias(name) for name, each in (("old", before), ("new", after)))
+        before, now = (self._spooled(table, each, spool) for each in (after, batch))
+        old, new = (self._spark.read.parquet(str(each)).alias(name) for name, each in (("old", before), ("new", now)))
         changed = new.join(old, _same(table.schema.names, new.schema), "left_anti").withColumn(DELETED, F.lit(False))
         gone = (
             old.join(new, _same(table.key.names, new.schema), "left_anti")
@@ -181,7 +251,7 @@ class Checkpoint:
         )
         schema = _with_deleted(table)
         both = changed.unionByName(gone, allowMissingColumns=True).select(*map(in_backticks, schema.names))
-        with self._by_spark(table, batch):
+        with self._by_spark(table, f"at the end of batch {batch}"):
             found = both.toArrow().cast(schema)
         shutil.rmtree(before)
         return found
@@ -190,7 +260,7 @@ class Checkpoint:
         """The whole state at the end of a batch as Parquet, of which no memory need hold all."""
         rows = spool / str(batch)
         if not rows.exists():
-            with self.frame(table, batch) as frame, self._by_spark(table, batch):
+            with self.frame(table, batch) as frame:
                 frame.write.parquet(str(rows))
         return rows
 
@@ -225,16 +295,19 @@ class Checkpoint:
         )
 
     @contextmanager
-    def _by_spark(self, table: StateTable, batch: int) -> Iterator[None]:
-        """Inside, what Spark cannot read is refused. It has all files that it needs, as far as is known here."""
+    def _by_spark(self, table: StateTable, what: str, folder: Path | None = None) -> Iterator[None]:
+        """Inside, what Spark cannot read is refused. It has all files that it needs, as far as is known here.
+
+        Raises `Corruption` where a file in the folder is damaged.
+        """
         try:
             yield
         except (PySparkException, Py4JJavaError) as error:
-            java = error.java_exception if isinstance(error, Py4JJavaError) else None
-            said = str((java.getMessage() if java else error) or error).strip().partition("\n")[0]
+            if folder is not None:
+                check_all(folder, self._unpack)
             raise Refused(
-                f"Spark cannot read the state {table.name or table.kind!r} of batch {batch} in {self.files.url}",
-                quoted=said,
+                f"Spark cannot read the state {table.name or table.kind!r} {what} in {self.files.url}",
+                quoted=root_of(error),
                 hint="does Spark's own reader (format statestore) read it? Then it is a fault of slackwater's",
             ) from error
 

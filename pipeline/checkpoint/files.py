@@ -19,10 +19,11 @@ from typing import TypeVar
 from ...errors import Gone, NotFound, ObjectNotFound, Refused
 from ...keep.attach.checkpoint import ReadableBatch
 from .before_4 import metadata_before_4
-from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, commit, offsets, offsets_of, query_id
+from .damage import check_sum
+from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, commit, offsets, offsets_of, others_of, query_id
 from .operators import FOLDERS, SCHEMAS, Operator, is_metadata, metadata_of, operator_in
 from .places import Readable
-from .state_files import StateFile, StoreFolder, named_in, state_file, whole_of, whole_versions
+from .state_files import StateFile, StoreFolder, families_in, lacking, named_in, state_file, whole_of, whole_versions
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -50,6 +51,7 @@ class CheckpointFiles:
         self._commits: dict[int, int] = {}
         self._offsets: dict[int, Offsets] = {}
         self._said_commits: dict[int, Commit] = {}
+        self._families: dict[StoreFolder, Mapping[str, int]] = {}
         try:
             self.id = query_id(store.get(METADATA))
         except ObjectNotFound:
@@ -89,14 +91,7 @@ class CheckpointFiles:
         Raises `NotFound` where none is, `Refused` where one was committed anew since this was asked last: what was read
         of it then is not so any more.
         """
-        known, self._commits = (
-            self._commits,
-            {
-                int(name): info.modified_ms
-                for info in self._store.list(COMMITS)
-                if re.fullmatch(r"\d+", name := info.key.removeprefix(COMMITS))
-            },
-        )
+        known, self._commits = self._commits, self.listed()
         if not self._commits:
             raise NotFound("committed batch", self.url)
         first = newest = max(self._commits)
@@ -111,6 +106,14 @@ class CheckpointFiles:
         self._offsets = {batch: said for batch, said in self._offsets.items() if batch >= first}
         self._said_commits = {batch: said for batch, said in self._said_commits.items() if batch >= first}
         return range(first, newest + 1)
+
+    def listed(self) -> dict[int, int]:
+        """The batches whose commit is there now, and when each was written, in milliseconds since 1970 UTC."""
+        return {
+            int(name): info.modified_ms
+            for info in self._store.list(COMMITS)
+            if re.fullmatch(r"\d+", name := info.key.removeprefix(COMMITS))
+        }
 
     def available(self, up_to: int | None = None) -> range:
         """The batches whose whole state can be read now, of all stores, without gaps up to the newest, or to one."""
@@ -158,7 +161,12 @@ class CheckpointFiles:
             if batch not in self._commits or (ended := self._said_commits.get(batch)) is None:
                 raise ObjectNotFound(f"{COMMITS}{batch}", self.url)
             return ReadableBatch(
-                batch, offsets_of(said.sources), said.watermark_ms, ended.next_watermark_ms, self._commits[batch]
+                batch,
+                offsets_of(said.sources),
+                said.watermark_ms,
+                ended.next_watermark_ms,
+                self._commits[batch],
+                others_of(said.sources),
             )
 
     def format_of(self, batch: int) -> int:
@@ -214,7 +222,10 @@ class CheckpointFiles:
         for store in stores:
             files = self._state_files(store.path).get(store.path, ())
             if (needed := whole_of(batch + 1, files, self._ids_of(store, batches))) is None:
-                raise ObjectNotFound(f"{store.path}{batch + 1}", self.url)
+                missing = self._changes_of(store, lacking(batch + 1, files, self._ids_of(store, batches)) - 1)
+                if files and all(each.is_whole for each in files):
+                    missing = f"{missing.rpartition('.')[0]}.zip"
+                raise ObjectNotFound(missing, self.url)
             # Also where nothing is needed, Spark looks for the folder.
             (folder / store.path).mkdir(parents=True, exist_ok=True)
             self._copy_all([each.key for each in needed], folder)
@@ -229,10 +240,37 @@ class CheckpointFiles:
     def bring_changes(self, stores: Iterable[StoreFolder], batch: int, folder: Path) -> int:
         """The files with what a batch changed in stores; how many bytes. Raises `ObjectNotFound`."""
         self.bring_logs(batch, folder)
+        return self._copy_all([self._changes_of(each, batch) for each in stores], folder)
+
+    def bring_changelogs(self, stores: Sequence[StoreFolder], batches: range, folder: Path) -> Sequence[Sequence[Path]]:
+        """The changelogs of some batches, in their order, of each store. Raises `ObjectNotFound`."""
+        keys = [[self._changes_of(store, batch) for batch in batches] for store in stores]
+        self._copy_all([key for of_store in keys for key in of_store], folder)
+        return [[folder / key for key in of_store] for of_store in keys]
+
+    def conf_of(self, batch: int) -> Mapping[str, str]:
+        """The settings with which a batch ran. Raises `ObjectNotFound`."""
+        return self._said(batch).conf
+
+    def families(self, store: StoreFolder) -> Mapping[str, int]:
+        """The column families of a store in RocksDB; empty where no snapshot says them.
+
+        With a new one a query writes a snapshot, and `check_variables` sees that: the others keep their numbers.
+        """
+        if store not in self._families:
+            files = [each for each in self._state_files(store.path).get(store.path, ()) if each.key.endswith(".zip")]
+            newest = max(files, key=lambda each: each.version, default=None)
+            if newest is None:
+                return {}
+            self._families[store] = families_in(self._store.get(newest.key), newest.key)
+        return self._families[store]
+
+    def _changes_of(self, store: StoreFolder, batch: int) -> str:
+        """The file with what a batch changed in a store."""
         self._read_commits([batch])
         kind = "changelog" if "RocksDB" in self._said(batch).conf.get(_PROVIDER, "") else "delta"
-        names = [(store.path, self._ids_of(store, [batch]).get(batch + 1)) for store in stores]
-        return self._copy_all([f"{path}{batch + 1}{f'_{each}' if each else ''}.{kind}" for path, each in names], folder)
+        named = self._ids_of(store, [batch]).get(batch + 1)
+        return f"{store.path}{batch + 1}{f'_{named}' if named else ''}.{kind}"
 
     @contextmanager
     def reading(self, batch: int) -> Iterator[None]:
@@ -311,6 +349,7 @@ def _copy(store: Readable, folder: Path, key: str) -> int:
             shutil.copyfile(source, part)
         except FileNotFoundError:
             raise ObjectNotFound(key, store.url) from None
+        check_sum(part, source, key)
     else:
         with part.open("wb") as file:
             while len(piece := store.get_range(key, file.tell(), _PIECE_BYTES)) == _PIECE_BYTES:

@@ -147,6 +147,11 @@ def offsets_of(sources: Iterable[SourceOffsets]) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def others_of(sources: Iterable[SourceOffsets]) -> frozenset[str]:
+    """Those of `offsets_of` that are no Kafka topic."""
+    return frozenset(f"source-{each.source}" for each in sources if not each.topics)
+
+
 def _number(text: str) -> int | None:
     """The number of a file source's log, of rows or of seconds; None where there is none."""
     try:

@@ -9,11 +9,12 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from ...errors import Corruption
 
+_T = TypeVar("_T")
 _NAME = re.compile(r"(?P<version>\d+)(?:_(?P<id>[0-9a-zA-Z-]+))?\.(?P<kind>delta|changelog|snapshot|zip)")
 _WHOLES = ("snapshot", "zip")
 DEFAULT = "default"
@@ -50,6 +51,24 @@ def state_file(key: str) -> StateFile | None:
     return name and StateFile(key, int(name["version"]), name["id"] or "", name["kind"] in _WHOLES)
 
 
+def damaged(key: str, why: str) -> Corruption:
+    """The error for a file, with the batch that wrote it."""
+    file = state_file(key)
+    what = ""
+    if file is not None:
+        batch = file.version - 1
+        what = (
+            f": it has the state at the end of batch {batch}"
+            if file.is_whole
+            else f": it has what batch {batch} changed"
+        )
+    return Corruption(
+        f"{key} of the checkpoint is damaged ({why}){what}",
+        object_key=key,
+        hint="restore the file; or let the query run on until it has written a whole state behind it, and try again",
+    )
+
+
 def whole_of(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> Sequence[StateFile] | None:
     """The files that make a version; None where they are not all there.
 
@@ -67,6 +86,16 @@ def whole_of(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -
         needed += here
         version -= 1
     return needed
+
+
+def lacking(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> int:
+    """The version without whose file `whole_of` finds none for this one; 0 where it finds them."""
+    by_version = _by_version(files, ids)
+    while version > 0 and not _decisive(here := by_version.get(version, ())):
+        if all(each.is_whole for each in here):
+            return version
+        version -= 1
+    return 0
 
 
 def whole_versions(files: Iterable[StateFile], ids: Mapping[int, str]) -> frozenset[int]:
@@ -93,10 +122,22 @@ def _decisive(here: Iterable[StateFile]) -> Sequence[StateFile]:
 
 def named_in(data: bytes, key: str) -> tuple[str, ...]:
     """The names of the files beside a RocksDB snapshot of which it is made, below its store's folder."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as packed:
-            said = json.loads(packed.read("metadata").decode().partition("\n")[2])
+
+    def names(said: Any) -> tuple[str, ...]:
         ssts = [f"SSTs/{each['dfsSstFileName']}" for each in said.get("sstFiles") or ()]
         return (*ssts, *(f"logs/{each['dfsLogFileName']}" for each in said.get("logFiles") or ()))
+
+    return _said(data, key, names)
+
+
+def families_in(data: bytes, key: str) -> dict[str, int]:
+    """The column families of a RocksDB snapshot by name, with the numbers that keys begin with."""
+    return _said(data, key, lambda said: {str(a): int(b) for a, b in (said.get("columnFamilyMapping") or {}).items()})
+
+
+def _said(data: bytes, key: str, read: Callable[[Any], _T]) -> _T:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as packed:
+            return read(json.loads(packed.read("metadata").decode().partition("\n")[2]))
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Corruption(f"{key} of the checkpoint is no snapshot of RocksDB's: {error}", object_key=key) from error
+        raise damaged(key, f"no snapshot of RocksDB's: {error}") from error

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -113,6 +114,10 @@ class StateTable:
     def columns(self) -> Sequence[Column]:
         """All columns, made of those that Spark's reader gives."""
         return [_select(each, self.spark_types, self.kind) for each in self.parts]
+
+    def flat(self, columns: Mapping[str, pa.Array]) -> pa.Table:
+        """All columns, made of those that Spark's reader would give, by name."""
+        return pa.table([_flat(each, columns, self.kind) for each in self.parts], self.schema)
 
 
 def state_table(name: str, operator: Operator, kept: Kept, schema: StructType) -> StateTable:
@@ -304,3 +309,17 @@ def _select(part: ReaderColumn, types: Mapping[str, DataType], kind: str) -> Col
     if has(of, VariantType):
         column = rebuilt(column, _numbered(of), _json)
     return column.cast(_stored(of)).alias(part.name)
+
+
+def _flat(part: ReaderColumn, columns: Mapping[str, pa.Array], kind: str) -> pa.Array:
+    """As `_select`."""
+    if not part.path:
+        return pa.repeat(pa.scalar(0, part.type), len(next(iter(columns.values()))))
+    column = columns[part.within]
+    for number in part.place:
+        column = pc.struct_field(column, [number])
+    if (time := _TIMES.get((kind, part.path))) is not None:
+        factor = 1_000 if time[1] is F.timestamp_millis else 1
+        column = pc.multiply(pc.if_else(pc.greater_equal(column, 0), column, None), factor)
+    # The same layout, in which fields of structs may have other names.
+    return column.view(part.type)

@@ -26,6 +26,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
+from ...store.versions.column_types import Lineage
 from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Column, Input, Manifest, Output, Program, SideTable, Table
 from ...store.versions.side_tables import REJECTED
@@ -33,6 +34,7 @@ from ..api.app import App
 from ..api.stage import Stage
 from ..api.starting_offsets import EARLIEST
 from ..api.topic import Repartition, Topic
+from ..batch.column_sources import joined
 from ..batch.schemas import Shape, ddl_of
 from ..kafka.protocol import Kafka
 from ..publish import prepare as sinks
@@ -144,6 +146,12 @@ def check_inputs(app: App, stage: Stage, head: Manifest) -> None:
         )
 
 
+def with_lineage(known: Mapping[str, Lineage], now: Mapping[str, Lineage]) -> dict[str, Lineage]:
+    """The lineage of all programs that a stage was run with: records of each may be stored."""
+    names = dict.fromkeys((*known, *now))
+    return {name: joined([known.get(name, {}), now.get(name, {})]) for name in names}
+
+
 _log = logging.getLogger("slackwater")
 
 
@@ -249,6 +257,7 @@ class Claimer:
                 # The table of rejected records is there before there is one.
                 side_tables=({REJECTED: SideTable(REJECTED_RECORDS)} if stage.rejects_some else {}) | draft.side_tables,
                 silent=silent,
+                lineage=with_lineage(draft.lineage, shape.lineage),
                 program=program_of(self.app),
                 migration=max(draft.migration, self.migration),
                 # What comes from here on is none of a query's of Spark.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from ...argument_types import checked
 from ...errors import BadRecord, NotFound, Refused, Usage
@@ -94,7 +96,8 @@ def decode(
         raise Refused("decode needs functions of Arrow, which Spark has from 4.1 on", hint="run on a later Spark")
     fails = _checked_mode(mode, reason) == "FAILFAST"
     known = Registry.of(registry, patience_s)
-    schema = known.latest(subject or _subject(column), version)
+    subject = subject or _subject(column)
+    schema = known.latest(subject, version)
     kind = _spark_type(with_reason(open_reader(schema, message).type, reason))
     addressed = isinstance(column, str) and column in _SIDES
     parts = [F.col(column) if isinstance(column, str) else column, *map(F.col, _ADDRESS if addressed else ())]
@@ -109,8 +112,25 @@ def decode(
                 raise BadRecord(_sentence(bad[0], address, len(messages)))
             return reasoned(values, bad, reason)
 
+    how = described(registry, subject, version, message)
+    decoded.__name__ = f"decode_{xxhash.xxh64_hexdigest(how.encode())}"
+    _formats[decoded.__name__] = how
     made: Column = F.arrow_udf(decoded, kind)(*parts)
     return made
+
+
+def described(registry: str, subject: str, version: int | None, message: str) -> str:
+    """How a stage decodes messages, as manifests keep it (`FieldSource.format`)."""
+    said = {"registry": registry, "subject": subject, "version": version, "message": message}
+    return json.dumps({name: value for name, value in said.items() if value})
+
+
+_formats: dict[str, str] = {}
+
+
+def format_of(function: str) -> str:
+    """How a function in a plan decodes messages, as `FieldSource.format`; empty for one that does not."""
+    return _formats.get(function, "")
 
 
 def _checked_mode(mode: str, reason: str) -> str:

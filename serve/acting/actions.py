@@ -28,9 +28,10 @@ _TAKEN_S = 30.0
 
 @endpoint("/me", verb=None)
 def me(asked: Call) -> object:
-    """What whoever asks may do: verbs, apps and tables, `*` for all; the name is empty on this machine."""
+    """What whoever asks may do: verbs, apps and tables, `*` for all, and what is `hidden`; no name on this machine."""
     grant = asked.grant
-    return {"name": grant.name} | {name: sorted(getattr(grant, name)) for name in ("verbs", "apps", "tables")}
+    may = {name: sorted(getattr(grant, name)) for name in ("verbs", "apps", "tables")}
+    return {"name": grant.name} | may | {"hidden": grant.hidden}
 
 
 @endpoint("/apps/{app}/bisect", verb="bisect", methods=("POST",), streams=True, also=SearchAsked)

@@ -7,7 +7,7 @@ the secret is removed, and nobody can.
 
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from hashlib import blake2b
 from threading import Lock
 from typing import Annotated
@@ -17,12 +17,11 @@ from msgspec import Meta, Struct
 
 from ...errors import Forbidden
 from ...instants import iso, now_ms
+from ...moments.query.hidden import Names
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits
 from ...store.versions.notes import Notes
 
-_REMEMBERED = 50_000
-"""Values whose names are understood when they are given back, the newest that were hidden."""
 _ASKERS = 100
 """Of so many it is remembered what they were shown."""
 
@@ -37,25 +36,16 @@ class DaySecret(Struct, frozen=True):
 SECRETS = Notes(DaySecret, lambda: keys.NAMING, lambda one: one.day)
 
 
-@dataclass(frozen=True, slots=True)
-class NamedValues:
-    """Of the values that somebody was shown hidden: what each name stands for."""
-
-    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-    values: LRUCache[str, object] = field(default_factory=lambda: LRUCache(_REMEMBERED))
-    lock: Lock = field(default_factory=Lock)
-
-
 class Naming:
     """Of one instance: how it names values to each who asks."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._known: DaySecret | None = None
-        self._names: LRUCache[str, NamedValues] = LRUCache(_ASKERS)
+        self._names: LRUCache[str, Names] = LRUCache(_ASKERS)
         self._lock = Lock()
 
-    def of(self, who: str) -> NamedValues | None:
+    def of(self, who: str) -> Names | None:
         """The names of who asks; None where the store must be asked first (`of_today`)."""
         with self._lock:
             known = self._known
@@ -64,7 +54,7 @@ class Naming:
             secret = blake2b(who.encode(), key=bytes.fromhex(known.secret), digest_size=32).digest()
             names = self._names.get(who)
             if names is None or names.secret != secret:  # names of yesterday stand for what they did
-                names = self._names[who] = replace(names, secret=secret) if names else NamedValues(secret)
+                names = self._names[who] = replace(names, secret=secret) if names else Names(secret)
             return names
 
     def of_today(self) -> None:

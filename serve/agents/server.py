@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from ... import __version__
 from ...client import Client
 from ...errors import NotFound, SlackwaterError
+from ...moments.query.hidden import Names
 from ...results.shown import encoded
 from .. import audit
 from ..declare import converted
@@ -29,7 +30,7 @@ from . import tools  # noqa: F401  declares them
 from .answers import Told, bounded
 from .declared import TOOLS, AgentTool, ToolCall
 from .masking import Masking
-from .naming import NamedValues, Naming
+from .naming import Naming
 
 _log = logging.getLogger(__name__)
 _GRANT = "slackwater.grant"
@@ -39,8 +40,8 @@ slackwater keeps every version of the state of streaming applications. An app ha
 each of its commits is a version (`app/stage@v42`) that has read some offsets of its topics. All tools only read.
 When totals look wrong: `apps` for the names, `query` to say in SQL what is wrong and count it, `bisect` with that SQL \
 as `where` for the first bad commit and the input record behind it, `history` or `diff` for what it did.
-Answers are bounded: where `cut_off` is there, ask for less. Values may be hidden; each then stands as its type and a \
-name #…, the same for equal values, which may be given back as a key or as a string in SQL."""
+Answers are bounded: where `cut_off` is there, ask for less. Values may be hidden; each is then a name, a UUID \
+that begins with 00000000, the same for equal values, which may be given back as a key or as a string in SQL."""
 
 
 class AgentServer:
@@ -106,7 +107,9 @@ class AgentServer:
             data, status = encoded(problem(error, root)), status_of(error)
         else:
             try:
-                told = await self._told(context, tool, Call(self._service, grant), masking, found)
+                told = await self._told(
+                    context, tool, Call(self._service, grant, secret=masking.secret), masking, found
+                )
                 data, rows = bounded(told, self._service.options.answer_bytes), told.rows
             except SlackwaterError as error:
                 data, status = encoded(masking.problem(error, root)), status_of(error)
@@ -120,7 +123,7 @@ class AgentServer:
         content = types.TextContent(type="text", text=data.replace(b"\n", b"").decode())
         return types.CallToolResult(content=[content], is_error=status != 200)
 
-    async def _names(self, grant: Grant) -> NamedValues:
+    async def _names(self, grant: Grant) -> Names:
         while (names := self._naming.of(grant.name)) is None:
             await self._service.in_thread(self._naming.of_today)
         return names

@@ -11,7 +11,6 @@ from ..acting.finding import find, prove, run_again
 from ..acting.searching import SearchAsked
 from ..declare import AppName, Deep, KeyOrNone, Moment, Stage, Table, TableOrNone
 from .answers import Document, Told, changes, commit, differing, key_change, time, verdict
-from .countable import countable
 from .declared import (
     AppOrNone,
     ColumnNames,
@@ -60,7 +59,7 @@ async def apps(call: ToolCall, app: AppOrNone = "") -> Told:
             document["archived_input"] = [each.topic for each in index.all_of(client.store, of.name)]
         document["can_be_replayed"] = app in asked.service.options.programs
         document["values"] = (
-            "shown" if call.masking.show else "hidden: equal ones have equal names, #…, also across tables"
+            "shown" if call.masking.show else "hidden: equal ones have equal names, UUIDs, also across tables"
         )
         return Told(document, "snapshots", len(tables))
 
@@ -89,33 +88,24 @@ async def log(call: ToolCall, app: AppName, limit: Some = 20, stage: Stage = "")
 async def query(call: ToolCall, app: AppName, sql: Sql, ref: Ref = "now", limit: Some = 50) -> Told:
     """What a SELECT over the tables of an app returns at a moment.
 
-    Use it to count, to find out what is wrong, and to try a predicate before `bisect`. Where values are hidden,
-    counts (`count(*)`, `count(x)`) are shown all the same, and of `input('topic')` partition, offset and timestamp;
-    to test a value, put the condition into WHERE and count. The name #… of a hidden value, as a string, stands for
-    it.
+    Use it to count, to find out what is wrong, and to try a predicate before `bisect`. Where values are hidden, SQL
+    sees names, UUIDs, in their place: they can be counted, grouped, joined, compared with each other and with names
+    that were shown, and be tested for NULL, and nothing else. Versions, places and times of records are as they are.
     """
     asked, masking = call.asked, call.masking
     reading = await asked.moment(app, ref)
-    question = asked.question(reading, ref, "", masking.sql(sql), limit)
-    known: frozenset[int] = frozenset()
-    if not masking.show:
-        known = await asked.service.statements.run(countable, question.sql, question.bounds.seconds)
-    found = await asked.service.statements.answer(question)
+    question = asked.question(reading, ref, "", sql, limit)
+    found = await asked.service.statements.answer(question, asked.grant.name)
 
     def document() -> Told:
         table = found.table()
-        table = table.rename_columns([masking.words(name) for name in table.column_names])
-        names = (
-            {table.column_names[number] for number in known}
-            if len(set(table.column_names)) == table.num_columns
-            else ()
-        )
-        rows = [masking.row(row, names) for row in values.rows(table)]
+        masking.names.learn(found.named)
+        rows = [{name: masking.plain(value) for name, value in row.items()} for row in values.rows(table)]
         columns = [{"name": field.name, "type": str(field.type)} for field in table.schema]
         more = (
             f"there are more than {len(rows)} rows: ask for fewer, or with a larger limit" if found.is_cut_off else None
         )
-        notes = [masking.words(note.removeprefix("note: ")) for note in found.notes]
+        notes = [note.removeprefix("note: ") for note in found.notes]
         about = {"versions": reading.moment.versions, "columns": columns, "rows": rows, "cut_off": more, "notes": notes}
         return Told(about, "rows", len(rows))
 
@@ -204,7 +194,7 @@ async def bisect(call: ToolCall, app: AppName, limit: Some = 5, **wrong: Any) ->
     """
     asked, masking = call.asked, call.masking
     asked.grant.check_all_tables("a search through the commits of an app")
-    search = SearchAsked(**wrong | {name: masking.sql(wrong[name]) for name in ("where", "check")})
+    search = SearchAsked(**wrong)
     of = await asked.service.in_thread(lambda: asked.app(app))
 
     def on_step(step: Evaluation) -> None:

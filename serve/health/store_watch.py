@@ -59,6 +59,7 @@ class StoreWatch:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="watch")
         self._look = self.look(self._ask)
         self.is_away = False
+        self._asking: asyncio.Future[bool] | None = None
 
     def look(self, function: Callable[[], None]) -> Look:
         """Have something asked of the store, though requests have all their threads."""
@@ -72,6 +73,10 @@ class StoreWatch:
         """Whether the store answers within `SILENT_S`."""
         self.is_away = not await self._look.is_answered(_KNOWN_S)
         return not self.is_away
+
+    def ask(self) -> None:
+        """Have `is_away` looked up, and wait for nothing."""
+        self._asking = asyncio.ensure_future(self.answers())
 
     def _ask(self) -> None:
         try:

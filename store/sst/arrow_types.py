@@ -124,6 +124,19 @@ def python_values(column: pa.ChunkedArray | pa.Array) -> list[object]:
     return [python_value(scalar) for scalar in column]
 
 
+def hexadecimal(value: object) -> object:
+    """A value in which bytes, at whatever depth, are hexadecimal text."""
+    match value:
+        case bytes():
+            return value.hex()
+        case dict():
+            return {name: hexadecimal(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return type(value)(map(hexadecimal, value))
+        case _:
+            return value
+
+
 def python_value(scalar: pa.Scalar) -> object:
     """One value, as `python_rows` gives it."""
     if not scalar.is_valid:

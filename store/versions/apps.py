@@ -189,8 +189,6 @@ class Cloning(Struct, frozen=True):
     salt: limits.Line = ""
     """By which values are hidden: known to nobody once the clone is whole."""
     deep: bool = False
-    topics: tuple[limits.Topic, ...] = ()
-    """Of an import, the repartition topics that it makes: there is no source that says which."""
     adopts: limits.NameOrNone = ""
     """Of an adoption, the stage that a query of Spark's becomes: it is no clone."""
 
@@ -242,7 +240,7 @@ def find_begun(store: ObjectStore, name: str) -> tuple[AppInfo | None, Cloning |
 
 
 def begin_clone(store: ObjectStore, note: Cloning) -> None:
-    """Write the note of an app that is made of another one, or of a folder. From here on nobody else has the name.
+    """Write the note of an app that is made of another one, or of a query. From here on nobody else has the name.
 
     Raises `Refused` where there is an app or a note of that name, or the storage does not honour conditional puts.
     """
@@ -327,8 +325,8 @@ def being_removed(app: str) -> Refused:
 def being_cloned(app: str) -> Refused:
     """The error for a clone that is not whole yet: it is nobody's before."""
     return Refused(
-        f"app {app!r} is a clone that was not finished, an import, or an adoption: that was begun, and has not ended",
-        hint="run the same `slackwater clone`, `import` or `adopt` again: it goes on where it stopped; "
+        f"app {app!r} is a clone that was not finished, or an adoption: that was begun, and has not ended",
+        hint="run the same `slackwater clone` or `adopt` again: it goes on where it stopped; "
         f"`slackwater app rm {app}` gives it up",
     )
 

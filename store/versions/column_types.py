@@ -9,8 +9,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated, TypeAlias
+
+from msgspec import Struct
 
 from ...errors import Usage
+from . import limits
 
 _TIMES = ("date32[day]", "timestamp[us]", "timestamp[us, tz=UTC]")
 _NAMES = ("string", "binary", "bool", "int8", "int16", "int32", "int64", "float", "double", *_TIMES)
@@ -165,3 +169,20 @@ def unknown(name: str) -> Usage:
         f"type {name!r} cannot be a column of a state table: expected one of {_KNOWN}, "
         "or a struct, list or map of these"
     )
+
+
+class FieldSource(Struct, frozen=True):
+    """A field of an input's records from which values of a column come."""
+
+    input: limits.Topic
+    """The input's name as declared."""
+    field: limits.Line = ""
+    """Where it is in a record, as `keep.forget.fields` reads it; empty where only the program knows."""
+    by: Annotated[tuple[limits.Line, ...], limits.RENAMES] = ()
+    """The functions that make the column's value of the field's, in SQL's names, the first one first."""
+    format: limits.Line = ""
+    """How the bytes are decoded, as `pipeline.messages.decode.described` writes it; empty for JSON and text."""
+
+
+Lineage: TypeAlias = dict[limits.Line, tuple[FieldSource, ...]]
+"""Sources of columns, by name. Columns that are not in it may come from anything."""

@@ -11,18 +11,19 @@ from msgspec import Meta, Struct
 
 from ..objects.stats import Stats
 from . import limits
+from .column_types import Lineage
 
 Declaration: TypeAlias = dict[str, Any]
 """A kind of state as it was declared: a JSON object, whose `kind` says which; `fold.kinds` has them."""
 
 VersionKind = Literal[
     "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind",
-    "edit", "promote", "demote", "forget", "recover", "import", "reset",
+    "edit", "promote", "demote", "forget", "recover", "reset",
 ]  # fmt: skip
 """Why a version exists: a writer's claim, a micro-batch, a compaction, a clone, another number of state partitions, the
 stage's retirement, first rows from elsewhere, a changed declaration, a new name, values for added columns, the return
 to an earlier version, rows changed by hand, a name and sinks that an app gave or was given, keys forgotten in it and in
-all before it, going on from a replica, the import of a folder, or other offsets to read on from."""
+all before it, going on from a replica, or other offsets to read on from."""
 BESIDE_BATCHES: tuple[VersionKind, ...] = ("compaction", "backfill", "promote", "forget")
 """Kinds of versions that others commit between a stage's batches, under the epoch of whoever has the stage."""
 UNFENCED: tuple[VersionKind, ...] = ("batch", "edit", *BESIDE_BATCHES)
@@ -182,9 +183,8 @@ class Input(Struct, frozen=True):
     lost: limits.Counts = ()
     """What claims passed over, as Kafka had lost it, by Kafka partition: rows, or offsets of a user's topic."""
     watermark_ms: limits.EventMs | None = None
-    """How far event time has come here, milliseconds since 1970 UTC: of rows with a watermark of the stage's own, the
-    largest event time read, less the delay; of another channel, the watermark of the upstream version. It never falls;
-    None where nothing says, and before the first row."""
+    """How far event time has come here, in ms since 1970 UTC: the largest event time read less the delay; of a channel
+    without a watermark of the stage's own, that of the upstream version. It never falls; None for unknown."""
     resets: Annotated[tuple[Reset, ...], limits.RENAMES] = ()
     """Of a user's topic, all that were made up to this version, oldest first: what was read lies in stretches."""
     topic_id: limits.Line = ""
@@ -270,8 +270,7 @@ class EventTime(Struct, frozen=True):
     """How far a stage's event time has come."""
 
     watermark_ms: limits.EventMs | None = None
-    """Rows of an earlier time are not expected any more, milliseconds since 1970 UTC. The smallest of its inputs'; it
-    never falls. None before each of these has one."""
+    """Rows of an earlier time are no longer expected, ms since 1970 UTC. The smallest of its inputs'; never falls."""
     ahead: limits.Own[limits.Count] = 0
     """Rows of this version whose time was further ahead of the clock than may be, so that they moved nothing."""
     ahead_total: limits.Count = 0
@@ -383,8 +382,7 @@ class Backfill(Struct, frozen=True):
     columns: Annotated[tuple[limits.Seq, ...], limits.COLUMNS]
     """Their ids, internal ones included."""
     app: limits.Name
-    """The app that computed the values, in its stage of the same name. It may be gone: only a batch that was under way
-    when they were brought in needs it (`keep.backfill.fill`)."""
+    """The app that computed the values, in its stage of the same name. Only a batch under way then needs it later."""
     at: limits.Version
     """The version of that stage which has them."""
     writer: limits.Line
@@ -404,6 +402,8 @@ class Followed(Struct, frozen=True):
     batches: limits.Own[limits.Count] = 0
     """How many this version brought, up to that: several where all but the last were gone before they were read."""
     checkpoint: limits.Line = ""
+    others: tuple[limits.Line, ...] = ()
+    """Inputs that are no Kafka topic: their offsets count files or seconds, and cannot be read again."""
 
 
 class Manifest(Struct, frozen=True):
@@ -462,6 +462,8 @@ class Manifest(Struct, frozen=True):
     """The names that the stage had before, the first one first. Its SSTs may lie under these."""
     event_time: EventTime | None = None
     """None of a stage that knows no event time."""
+    lineage: dict[limits.Line, Lineage] = {}
+    """Of the table's key under `""`, of channels under their names; by all programs that the stage was run with."""
     backfills: Annotated[tuple[Backfill, ...], limits.COLUMNS] = ()
     """What was brought into the table, oldest first. Versions that differ here share no rows, whatever their `_seq`."""
     rewinds: Annotated[tuple[Rewind, ...], limits.RENAMES] = ()
@@ -533,13 +535,13 @@ class Manifest(Struct, frozen=True):
 
     @property
     def begins_with_rows(self) -> bool:
-        """Whether the stage's history begins here, with a table that no batch made: of a clone, import, init."""
-        return self.kind in ("clone", "import", "init")
+        """Whether the stage's history begins here, with a table that no batch made: of a clone or an init."""
+        return self.kind in ("clone", "init")
 
     @property
     def begins(self) -> bool:
-        """Whether the stage's history begins here under a number above 1: of a clone, an import, or a stage renamed."""
-        return self.kind in ("clone", "import", "rename")
+        """Whether the stage's history begins here under a number above 1: of a clone, or a stage renamed."""
+        return self.kind in ("clone", "rename")
 
     @property
     def retired(self) -> bool:
@@ -563,13 +565,6 @@ class Origin(Struct, frozen=True):
     """The sinks that the clone publishes, by their names as declared, and the topic of each. It writes no others."""
     masks: dict[limits.Line, limits.Line] = {}
     """What is hidden, `table.column` to how: its rows have other values there than the source's."""
-    export: limits.Checksum = ""
-    """Of an app that was made of an exported folder, the checksum of that folder's document; empty of a clone."""
-
-    @property
-    def imported(self) -> bool:
-        """Whether it is no clone: it was made of a folder, and has everything of its own."""
-        return bool(self.export)
 
     @property
     def deep(self) -> bool:

@@ -91,7 +91,7 @@ def test_a_synonym_is_no_verb_and_leads_to_commands_that_there_are(word: str) ->
         ("help query", "slackwater --help"),
         ("rollback flights", "slackwater rewind: take an app back to an earlier moment of its own"),
         ("undo", "slackwater rewind: "),
-        ("restore", "slackwater rewind or slackwater recover or slackwater import"),
+        ("restore", "slackwater rewind or slackwater recover"),
         ("show", "slackwater status or slackwater snapshot show"),
         ("describe", "slackwater status or"),
         ("delete", "slackwater app rm or slackwater snapshot rm or slackwater clone rm"),

@@ -33,7 +33,6 @@ RAISED_BY = {
     "keep/replicate/": ("replicate",),
     "keep/rewind/offsets.py": ("reset",),
     "keep/rewind/plan.py": ("rewind",),
-    "keep/transfer/imported.py": ("import",),
     "moments/take/remove.py": ("app rm", "clone rm", "clone refresh", "snapshot rm"),
     "moments/take/taking.py": ("snapshot take",),
     "moments/query/export.py": ("export",),

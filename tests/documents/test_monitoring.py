@@ -13,6 +13,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 from slackwater.pipeline.run.metrics import Metrics, ReplicaMetrics
+from slackwater.serve.health.metrics import ServeMetrics
 
 from tests.programs.go import built
 
@@ -40,7 +41,7 @@ def declared(*registries: CollectorRegistry) -> dict[str, set[str]]:
     return found
 
 
-METRICS = declared(Metrics().registry, ReplicaMetrics("a", "r").registry)
+METRICS = declared(Metrics().registry, ReplicaMetrics("a", "r").registry, ServeMetrics().registry)
 
 
 def dashboard(path: Path) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def test_bytes_within_other_values_are_hexadecimal_too() -> None:
     rows = pa.table({"s": pa.array([{"b": b"\xff", "l": [b"\0", None], "m": [("k", b"\x01")]}, None], kind)})
     shown = {"b": "ff", "l": ["00", None], "m": [("k", "01")]}
     assert values.rows(rows) == [{"s": shown}, {"s": None}]
-    assert [row for (row,) in values.grid(rows).rows] == ['{"b":"ff","l":["00",null],"m":[["k","01"]]}', "NULL"]
+    assert [row for (row,) in values.grid(rows).rows] == ['{"b":"ff","l":["00",null],"m":[["k","01"]]}', r"\N"]
 
 
 def test_plain_columns_line_up_and_lose_nothing() -> None:
@@ -101,7 +101,7 @@ def test_values_are_shown_as_they_are() -> None:
         "a,b", "1", "10", "1.50", "0.5", "true", "2013-01-01", "2013-01-01 06:00:00+00:00", "00ff", "[1,2]",
         '{"x":1}',
     )  # fmt: skip
-    assert grid.rows[1][:5] == ("NULL", "2000000", "-3", "NULL", "nan")
+    assert grid.rows[1][:5] == (r"\N", "2000000", "-3", r"\N", "nan")
     assert grid.to_right[:6] == (False, True, True, True, True, False)
 
 
@@ -129,7 +129,7 @@ FAR = pa.table(
 def test_times_beyond_the_year_9999_are_shown(tmp_path: Path) -> None:
     near, far = values.grid(FAR).rows
     assert near == ("2023-11-14 22:13:20", "1970-01-01", '["-0221-09-04"]')
-    assert far == ("55840-11-08 22:13:20", "5881580-07-11", "NULL")
+    assert far == ("55840-11-08 22:13:20", "5881580-07-11", r"\N")
     assert rows_of(FAR) == [
         {"at": "2023-11-14T22:13:20", "on": "1970-01-01", "in": ["-0221-09-04"]},
         {"at": "55840-11-08 22:13:20", "on": "5881580-07-11", "in": None},
@@ -212,7 +212,7 @@ def test_any_time_is_shown_alike_in_words_in_json_and_in_csv(kind: pa.DataType, 
     column = pa.array([number, None], pa.int32() if bits == 32 else pa.int64()).view(kind)
     table = pa.table({"at": column})
     (word,), null = values.grid(table).rows
-    assert null == ("NULL",)
+    assert null == (r"\N",)
     (shown, _) = (row["at"] for row in json.loads(bytes(values.for_json(table)["rows"])))
     assert "range" not in str(shown)
     with TemporaryDirectory() as folder:

@@ -1,9 +1,11 @@
 """A store with three stages, served by an instance in a thread of this process."""
 
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +22,7 @@ from slackwater.store.objects.local import LocalStore
 
 from tests.conftest import free_port
 from tests.support.histories import START_MS, Clock, FlightsApp, Kafka, copied, flights
+from tests.support.running import SLACKWATER
 
 # Most tests ask no SQL, and a process for it takes two seconds of processor to start.
 FAST = ServeOptions(every_s=0.02, sql_is_ready=False)
@@ -88,6 +91,26 @@ def serving(
         finally:
             instance.stop()
             thread.join()
+
+
+@contextmanager
+def serving_apart(store: str, cache: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """An instance in a process of its own: its address, and the process."""
+    port = free_port()
+    ask, env = Ask(f"http://127.0.0.1:{port}"), {**os.environ, "SLACKWATER_CACHE": str(cache)}
+    words = (str(SLACKWATER), "serve", "--store", store, "--port", str(port), *words)
+
+    def is_up() -> bool:
+        with suppress(urllib3.exceptions.HTTPError):
+            return ask("/livez").status == 200
+        return False
+
+    with subprocess.Popen(words, env=env, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(is_up, 120)
+            yield ask.url, process
+        finally:
+            process.terminate()
 
 
 def wait_until(holds: Callable[[], bool], timeout_s: float = 20) -> None:

@@ -50,7 +50,7 @@ def test_who_has_no_token_hears_nothing(client: Client, own: Callable[..., Ask])
     assert ask("/apps").headers["www-authenticate"] == "Bearer"
     assert ask.token("slackwater_guessed", "/apps").status == 401
     assert ask("/apps", headers={"authorization": f"Basic {token}"}).status == 401
-    assert ask.token(token, "/apps").json == {"apps": ["flights"]}
+    assert ask.token(token, "/apps").json["apps"] == ["flights"]
     assert ask("/healthz").status == 200
 
 
@@ -71,6 +71,21 @@ def test_a_token_names_apps_tables_and_verbs(client: Client, own: Callable[..., 
     assert ask.token(of_carriers, query, sql="FROM inflight('by-carrier')").status == 404
     assert ask.token(reads, query, sql="FROM carriers").status == 403
     assert ask.token(reads, "/apps/other").status == 403
+
+
+def test_what_a_token_may_not_see_is_said_and_is_not_shown_as_none(client: Client, own: Callable[..., Ask]) -> None:
+    ask, token = own(GUARDED), made(client, "carriers", tables=("carriers",), verbs=("read",))
+    everything = made(client, "all", "*")
+    hidden = ask.token(token, "/apps/flights").json["hidden"]
+    assert hidden[:2] == ["apps other than flights", "tables other than carriers"]
+    assert ask.token(token, "/me").json["hidden"] == ask.token(token, "/apps").json["hidden"] == hidden
+    for what in ("at/now/stages", "timeline", "log", "rejected", "operations", "cost"):
+        found = ask.token(token, f"/apps/flights/{what}")
+        assert (found.status, found.json["error"]) == (403, "Denied")
+        assert "may read carriers only" in found.json["message"]
+        assert "--table" in found.json["hint"]
+    assert ask.token(everything, "/me").json["hidden"] == []
+    assert "hidden" not in ask.token(everything, "/apps/flights").json
 
 
 def test_a_token_that_was_removed_or_has_ended_is_none(
@@ -175,7 +190,7 @@ def test_whoever_comes_with_a_certificate_is_who_it_names(
     made(client, "grafana", certificate=True)
     ask = own(Listening(certificate=server, client_ca=ca.file, needs_tokens=True), ca_certs=str(ca.file))
     at = {"ca_certs": str(ca.file), "assert_hostname": False}
-    assert Ask(ask.url, cert_file=str(grafana), **at)("/apps").json == {"apps": ["flights"]}
+    assert Ask(ask.url, cert_file=str(grafana), **at)("/apps").json["apps"] == ["flights"]
     assert Ask(ask.url, cert_file=str(stranger), **at)("/apps").status == 401
     assert Ask(ask.url, **at)("/apps").status == 401
     (tmp_path / "other").mkdir()

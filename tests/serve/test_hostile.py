@@ -1,6 +1,5 @@
 """Whatever is sent, nothing hangs, nothing is a bug of the server's, and what it says is what its document says."""
 
-import os
 import socket
 import subprocess
 import time
@@ -23,12 +22,10 @@ from slackwater.serve.agents import tools  # noqa: F401  declares them
 from slackwater.serve.agents.declared import TOOLS
 from slackwater.serve.declare import ENDPOINTS
 
-from tests.conftest import free_port
 from tests.models.profiles import SECONDS, scaled
 from tests.support.histories import FlightsApp
-from tests.support.running import SLACKWATER
 
-from .conftest import Ask, wait_until
+from .conftest import Ask, serving_apart
 
 _CONFORMS = ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
 _NAMES = ("not_a_server_error", "negative_data_rejection", *_CONFORMS)
@@ -99,7 +96,7 @@ class Besieged:
         found = 0
         for each in (own := psutil.Process(self.process.pid), *own.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
-                found += each.memory_info().rss
+                found += each.memory_full_info().pss  # processes for SQL are forked: most of their pages are shared
         return found
 
     def __str__(self) -> str:
@@ -112,22 +109,8 @@ class Besieged:
 
 @pytest.fixture
 def besieged(written: FlightsApp, tmp_path: Any) -> Iterator[Besieged]:
-    port, words = free_port(), (SLACKWATER, "serve", "--mcp", "--store", written.store.url, "--port")
-    env = {**os.environ, "SLACKWATER_CACHE": str(tmp_path / "cache")}
-    process = subprocess.Popen([*words, str(port)], env=env, stderr=subprocess.DEVNULL)
-    try:
-        ask = Ask(f"http://127.0.0.1:{port}")
-
-        def is_up() -> bool:
-            with suppress(urllib3.exceptions.HTTPError):
-                return ask("/healthz").status == 200
-            return False
-
-        wait_until(is_up, 120)
-        yield Besieged(ask.url, process)
-    finally:
-        process.terminate()
-        process.wait(30)
+    with serving_apart(written.store.url, tmp_path / "cache", "--mcp") as (url, process):
+        yield Besieged(url, process)
 
 
 def _document(url: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
 
-from tests.support.manifests import claim
+from tests.support.manifests import LINEAGE, claim
 from tests.support.state_rows import decoded
 
 START_MS = 1_735_689_600_000
@@ -55,12 +55,8 @@ SCHEMA = "`tail` string, `carrier` string, `delay` bigint"
 """Of both channels."""
 CAPTURED = pa.schema(
     [
-        ("tail", pa.string()),
-        ("carrier", pa.string()),
-        ("delay", pa.int64()),
-        ("_partition", pa.int32()),
-        ("_offset", pa.int64()),
-        ("_row", pa.int32()),
+        *(("tail", pa.string()), ("carrier", pa.string()), ("delay", pa.int64())),
+        *(("_partition", pa.int32()), ("_offset", pa.int64()), ("_row", pa.int32())),
     ]
 )
 """Their records in flight."""
@@ -404,7 +400,8 @@ class FlightsApp:
             name: Output(topic, zeros, zeros, schema=SCHEMA, topic_id=self.kafka.topic_id(topic))
             for name, topic in ((each, self._channel(each)) for each in _WRITES[draft.stage])
         }
-        return replace(draft, inputs=inputs, outputs=outputs, table=TABLES.get(draft.stage))
+        table, lineage = TABLES.get(draft.stage), LINEAGE[draft.stage]
+        return replace(draft, inputs=inputs, outputs=outputs, table=table, lineage=lineage)
 
     def _channel(self, name: str) -> str:
         topic = f"{self.name}-{name}-repartition"

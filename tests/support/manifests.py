@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import keys
 from slackwater.store.versions.amend import Amendment, amend
+from slackwater.store.versions.column_types import FieldSource, Lineage
 from slackwater.store.versions.manifest import (
     AppInfo,
     Backfill,
@@ -26,6 +27,18 @@ from slackwater.store.versions.manifest import (
     Table,
     VersionKind,
 )
+
+
+def _lineage(of: str, prefix: str = "") -> Lineage:
+    return {name: (FieldSource(of, f"{prefix}{name}"),) for name in ("tail", "carrier", "delay")}
+
+
+LINEAGE: dict[str, dict[str, Lineage]] = {
+    "legs": {"by-aircraft": _lineage("flights", "$.")},
+    "aircraft": {"": {"tail": (FieldSource("by-aircraft", "tail"),)}, "by-carrier": _lineage("by-aircraft")},
+    "carriers": {"": {"carrier": (FieldSource("by-carrier", "carrier"),)}},
+}
+"""Of which fields the columns of `histories.FlightsApp` come: a flight in its topic is JSON."""
 
 
 def claim(
@@ -198,7 +211,7 @@ def _app_that_can_be(value: AppInfo) -> AppInfo:
     origin = value.origin
     if origin is None:
         return value
-    return replace(value, origin=replace(origin, root="s3://bucket/a/prefix", export="0a" * 16))
+    return replace(value, origin=replace(origin, root="s3://bucket/a/prefix"))
 
 
 MANIFESTS: st.SearchStrategy[Manifest] = any_value(Manifest).map(_that_can_be)

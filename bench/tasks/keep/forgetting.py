@@ -23,7 +23,8 @@ from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, commit
-from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table
+from slackwater.store.versions.column_types import FieldSource
+from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Table
 
 from ...support.row import Row
 from ...support.written import Stage, ssts
@@ -70,7 +71,8 @@ def _history(store: ObjectStore, cache: SstCache, num_rows: int, versions: int, 
     apps.create_app(store, AppInfo("bench", 1))
     base = _rows(np.arange(num_rows))
     level = ssts(store, cache, "bench", "people", TABLE, base, 1, 1)
-    first = Manifest("bench", "people", 1, 1, "w", 1, "claim", table=TABLE, ssts=level)
+    read, lineage = {"orders": Input("orders", (0,))}, {"": {"person": (FieldSource("orders", "$.person"),)}}
+    first = Manifest("bench", "people", 1, 1, "w", 1, "claim", read, table=TABLE, ssts=level, lineage=lineage)
     commit.commit(store, first)
     stage, random = Stage(store, cache, first), np.random.default_rng(1)
     for number in range(1, versions):

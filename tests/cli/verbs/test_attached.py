@@ -1,6 +1,7 @@
 """An app that is the state of a query of Spark's, by each verb that works on one, as it is typed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,9 +114,7 @@ def test_a_copy_needs_no_kafka_and_can_follow_the_query_itself(
     assert rows_of("staging", "SELECT orders FROM totals WHERE country = 'DE'") == [{"orders": 3}]
     done("clone", "shop", "anew")
     done("clone", "refresh", "anew", "--dry-run")
-    done("export", "shop", str(tmp_path / "folder"))
-    done("import", str(tmp_path / "folder"), "imported")
-    for app in ("staging", "imported", "anew"):
+    for app in ("staging", "anew"):
         following = tail(store, SstCache(tmp_path / "cache", 1 << 30), checkpoint)
         following.app = app
         caught_up(following)
@@ -149,6 +148,24 @@ def test_a_key_of_any_table_is_forgotten_here_and_the_query_may_bring_it_back(
     assert rows_of("shop", seen) == [{"n": 1}]
     unknown = slackwater("forget", "shop", "--key", "totals_nothing=1")
     assert "totals_seen" in unknown.output
+
+
+def test_offsets_of_files_are_no_records_and_no_advice_is_to_replay_them(store: ObjectStore, tmp_path: Path) -> None:
+    checkpoint = a_query(10)
+    checkpoint.batches = [replace(each, others=frozenset(each.offsets)) for each in checkpoint.batches]
+    caught_up(tail(store, SstCache(tmp_path / "cache", 1 << 30), checkpoint))
+    assert {each["rows_in"] for each in from_json("log", "shop")} == {None}
+    assert from_json("status", "shop")[0]["stages"][0]["rows"] is None
+    assert "≤" not in done("log", "shop").partition("read")[2]
+    (line,) = (each for each in done("log", "shop").splitlines() if "batch 9: orders[0] 90..100" in each)
+    assert line.split("batch")[1].split()[0] == "-", line
+    found = slackwater("bisect", "shop", "--where", WRONG)
+    assert "nothing is replayed, as the query reads no Kafka topic (orders): look in its source" in found.output
+    assert "--code" not in found.output
+    assert "--kafka" not in found.output
+    given = slackwater("bisect", "shop", "--where", WRONG, "--code", "orders.py:orders")
+    assert "reads no Kafka topic (orders)" in given.output
+    assert "--kafka" not in given.output
 
 
 def test_after_a_merge_it_goes_on(checkpoint: MemoryCheckpoint, store: ObjectStore, tmp_path: Path) -> None:

@@ -283,12 +283,9 @@ def test_a_terminal_gets_bold_headings_and_a_pipe_does_not() -> None:
         ("snapshot", "take", "flights", "latest", "--instant"),
         ("snapshot", "take", "flights", "5m", "--no-wait"),
         ("clone", "flights", "yesterday"),
-        ("import", "exported", "5"),
     ],
 )
 def test_nothing_is_made_under_a_name_that_reads_as_a_moment(words: tuple[str, ...]) -> None:
-    if words[0] == "import":
-        done("export", "flights@~1", "exported")
     result = slackwater(*words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "would read as a moment of an app" in result.stderr

@@ -112,6 +112,25 @@ def test_after_a_promotion_the_names_that_are_typed_are_told(app: FlightsApp) ->
     assert looked.startswith("nothing of flights~1, staging holds any of 1 key\n")
 
 
+def test_fields_are_named_where_only_the_program_knows_and_values_besides(app: FlightsApp) -> None:
+    said = done("forget", "flights", *KEY, "--dry-run")
+    assert "by-aircraft" in said
+    rows = [line.split("  ") for line in said.splitlines() if "records in flight" in line]
+    assert next(each[0] for each in rows) == "by-aircraft"
+    also = done("forget", "flights", *KEY, "--also", "N001", "--field", "aircraft=by-carrier:tail", "--dry-run")
+    counts = [from_json("forget", "flights", *more, "--dry-run")["gone"] for more in (KEY, (*KEY, "--also", "N001"))]
+    assert sum(each["rows"] for each in counts[1]) > sum(each["rows"] for each in counts[0])
+    assert also.startswith("would forget 1 key in flights: ")
+    for words, code, text in (
+        (("--field", "aircraft"), 2, "is not TABLE=FIELD"),
+        (("--field", "aircraft=$.a["), 2, "is no field of a record"),
+        (("--field", "aircraft=nowhere:tail"), 1, "nowhere"),
+    ):
+        for verb in (("forget", "flights"), ("verify", "flights", "--forgotten")):
+            result = slackwater(*verb, *KEY, *words)
+            assert (result.exit_code, text in result.stderr) == (code, True), result.output
+
+
 def test_a_message_that_has_the_key_is_refused_since_it_would_stay_in_the_log(app: FlightsApp) -> None:
     refused = slackwater("forget", "flights", *KEY, "--message", "request of N003")
     assert refused.exit_code == 2

@@ -51,6 +51,7 @@ def test_a_token_of_certificates_has_no_secret(app: FlightsApp) -> None:
         (("token", "rm", "x"), 1, "no token named 'x'"),
         (("serve", "--client-ca", "slackwater.toml"), 2, "goes with TLS"),
         (("serve", "--values"), 2, "give --mcp with it"),
+        (("serve", "--host", "0.0.0.0", "--port", "1"), 1, "slackwater token add NAME --app APP makes one"),  # noqa: S104
         (("serve", "--mcp", "--code", "flights"), 2, "APP=FILE"),
         (("mcp", "--code", "flights=nothing.py"), 1, "there is no such file"),
         (("mcp", "--code", "flights=nothing.py:rows"), 1, "there is no such file"),
@@ -90,3 +91,10 @@ def test_without_what_a_server_needs_it_says_what_to_install(app: FlightsApp, mo
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "mcp" else object())
     for words in (("serve", "--mcp"), ("mcp",)):
         assert "'.[serve,agents]'" in slackwater(*words).stderr
+
+
+def test_whoever_serves_others_without_tls_is_warned(app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    from_json("token", "add", "reports", "--app", "flights")
+    monkeypatch.setattr("slackwater.serve.server.ServeInstance.run", lambda _instance: None)
+    assert "without TLS" in slackwater("serve", "--host", "0.0.0.0").stderr  # noqa: S104
+    assert "TLS" not in slackwater("serve", "--tokens").stderr

@@ -115,13 +115,7 @@ def token_removed(_app: FlightsApp) -> None:
     done("token", "rm", "reports", "--message", WHY)
 
 
-def imported(_app: FlightsApp) -> None:
-    done("export", "flights@good", "out")
-    done("import", "out", "copy", "--message", WHY)
-
-
 CHANGES = {
-    "import": Change(imported, STAGES, "copy"),
     "clone": Change(typed("clone", "flights@good", "staging"), STAGES, "staging"),
     "clone rm": Change(clone_removed, app="staging", noted="app rm"),
     "clone refresh": Change(clone_made_anew, app="staging"),

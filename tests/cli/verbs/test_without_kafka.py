@@ -1,4 +1,4 @@
-"""Clones and imports without Kafka: an app without topics of its own has nothing to ask."""
+"""Clones without Kafka: an app without topics of its own has nothing to ask."""
 
 import pytest
 from msgspec.structs import replace
@@ -58,15 +58,6 @@ def test_a_clone_of_an_app_without_topics_of_its_own_needs_no_kafka() -> None:
 
 
 @pytest.mark.usefixtures("shop")
-def test_so_does_an_import() -> None:
-    done("export", "app", "out")
-    result = slackwater("import", "out", "copy")
-    assert result.exit_code == 0, result.output
-    assert result.stderr == NOTE
-    assert rows_of("copy", "FROM stage ORDER BY k") == rows_of("app", "FROM stage ORDER BY k")
-
-
-@pytest.mark.usefixtures("shop")
 @pytest.mark.parametrize("more", [("--topic", "orders=mirrored"), ("--topic", "orders=mirrored", "--dry-run")])
 def test_another_topic_is_looked_at(more: tuple[str, ...]) -> None:
     """What the clone is to read instead must be there: nothing is made before somebody has looked."""
@@ -92,13 +83,11 @@ def test_a_topic_whose_beginning_kafka_has_lost_is_read_on(
         memory_kafka.send("orders", [Record(b"{}", partition)] * 3, patience_s=1)
         memory_kafka.delete_records("orders", 2, partition)
     monkeypatch.setenv("SLACKWATER_KAFKA", memory_kafka.address)
-    for words in (("clone", "app", "copy"), ("clone", "refresh", "copy"), ("export", "app", "out")):
+    for words in (("clone", "app", "copy"), ("clone", "refresh", "copy")):
         result = slackwater(*words)
         assert result.exit_code == 0, result.output
-    assert slackwater("import", "out", "again").exit_code == 0
-    for name in ("copy", "again"):
-        assert rows_of(name, "FROM stage ORDER BY k") == rows_of("app", "FROM stage ORDER BY k")
-        (stage,) = from_json("status", name)[0]["stages"]
-        assert [(each["topic"], each["offsets"]) for each in stage["inputs"]] == [("orders", [2, 2])]
+    assert rows_of("copy", "FROM stage ORDER BY k") == rows_of("app", "FROM stage ORDER BY k")
+    (stage,) = from_json("status", "copy")[0]["stages"]
+    assert [(each["topic"], each["offsets"]) for each in stage["inputs"]] == [("orders", [2, 2])]
     early = slackwater("clone", "app@~1", "early")
     assert (early.exit_code, "orders[0] is read from 1, but holds 2..3" in early.stderr) == (1, True)

@@ -1,11 +1,10 @@
-"""An app leaves as a folder, opens without us, and runs on elsewhere from it, each record once; then it is reset."""
+"""An app leaves as a folder that opens without us, and runs on elsewhere, each record once; then it is reset."""
 
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import duckdb
 import pandas as pd
@@ -62,9 +61,9 @@ def test_an_app_leaves_and_runs_on_elsewhere_and_each_record_counts_once(kafka: 
         assert expected
         assert opened(folder, table, spark) == [expected] * 3, table
 
-    moved = replace(ledger, app=f"moved-{uuid4().hex[:6]}", store=str(tmp_path / "elsewhere"))
-    moved.slackwater("import", str(folder), moved.app, "--dry-run")
-    moved.slackwater("import", str(folder), moved.app)
+    moved = replace(ledger, store=str(tmp_path / "elsewhere"))
+    ledger.slackwater("replicate", ledger.app, "--to", moved.store, "--once")
+    moved.slackwater("recover", moved.app, "--from", moved.store)
     (tmp_path / "store").rename(tmp_path / "gone")
     moved.verify(moved.app)
     moved.send(200)

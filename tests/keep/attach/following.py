@@ -20,6 +20,9 @@ TOTALS = MemoryTable(
     "", pa.schema([("country", pa.string())]), pa.schema([("orders", pa.int64()), ("cents", pa.float64())])
 )
 SEEN = MemoryTable("Seen", pa.schema([("id", pa.int64()), ("day", pa.date32())]), pa.schema([]), "distinct")
+LATEST = MemoryTable(
+    "Latest", pa.schema([("id", pa.int64())]), pa.schema([("days", pa.list_(pa.int64()))]), "transform"
+)
 
 
 @dataclass(slots=True)
@@ -35,7 +38,7 @@ class RacingCheckpoint(MemoryCheckpoint):
 
 def query(*tables: MemoryTable) -> RacingCheckpoint:
     """A query that has not committed a batch yet."""
-    return RacingCheckpoint(tables or (TOTALS, SEEN))
+    return RacingCheckpoint(tables or (TOTALS, SEEN, LATEST))
 
 
 def commit(checkpoint: MemoryCheckpoint, changes: Changes) -> None:

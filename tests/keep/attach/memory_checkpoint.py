@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 from slackwater.errors import Gone
-from slackwater.keep.attach.checkpoint import DELETED, ReadableBatch, ReadableTable
+from slackwater.keep.attach.checkpoint import APPENDED, DELETED, ReadableBatch, ReadableTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ Changes = Mapping[str, Mapping[Row, Row | None]]
 
 @dataclass(slots=True)
 class MemoryCheckpoint:
-    """`ReadableCheckpoint`. What was cleaned up is gone; `keeps_changes` is whether Spark's changelog is on."""
+    """`FollowedCheckpoint`. What was cleaned up is gone; `keeps_changes` is whether Spark's changelog is on."""
 
     tables: tuple[MemoryTable, ...]
     query: str = "6a1c9c30-0000-4000-8000-000000000000"
@@ -72,6 +72,10 @@ class MemoryCheckpoint:
         """As `ReadableCheckpoint`."""
         return range(self.first, len(self.batches))
 
+    def newest(self) -> int:
+        """As `ReadableCheckpoint`."""
+        return len(self.batches) - 1
+
     def available(self, up_to: int | None = None, /) -> range:
         """As `ReadableCheckpoint`."""
         there = self.committed() if up_to is None else range(self.first, min(up_to + 1, len(self.batches)))
@@ -91,22 +95,37 @@ class MemoryCheckpoint:
             self._check_there(batch)
             yield each
 
-    def changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterator[pa.Table]:
-        """As `ReadableCheckpoint`."""
+    def changes(
+        self, table: ReadableTable, after: int, up_to: int, /, *, at_once: int = 1, appended: bool = False
+    ) -> Iterator[pa.Table]:
+        """As `FollowedCheckpoint`; of lists, where a key stays, with what is appended alone."""
         self._check_there(after + 1)
         if not self.keeps_changes:
             raise Gone("the query keeps no changes of its state", hint="it keeps them with its changelog on")
         schema = pa.schema([*table.key, *table.values, pa.field(DELETED, pa.bool_())])
+        if lists := appended and [pa.types.is_list(each.type) for each in table.values] == [True]:
+            schema = schema.append(pa.field(APPENDED, pa.bool_()))
         nothing = (None,) * len(table.values)
-        for batch in range(after + 1, up_to + 1):
-            self._check_there(batch)
-            changed = self._changes[batch].get(table.name, {})
+        for first in range(after + 1, up_to + 1, at_once):
+            before, changed = self._states[first - 1].get(table.name, {}), dict[Row, Row | None]()
+            for batch in range(first, min(first + at_once, up_to + 1)):
+                self._check_there(batch)
+                changed |= self._changes[batch].get(table.name, {})
             rows = [(*key, *(nothing if new is None else new), new is None) for key, new in changed.items()]
-            yield _table(schema, rows)
+            yield _table(schema, [_appended(row, before) for row in rows] if lists else rows)
 
     def _check_there(self, batch: int) -> None:
         if not self.first <= batch < len(self.batches):
             raise Gone(f"batch {batch} was cleaned up; expected one of {self.committed()}")
+
+
+def _appended(row: Row, before: Mapping[Row, Row]) -> Row:
+    """A row of a list, `DELETED` last, as what is behind the list that there was, and whether that is so."""
+    *key, now, deleted = row
+    was = before.get(tuple(key))
+    if deleted or was is None or now[: len(was[0])] != was[0]:  # type: ignore[index, arg-type]
+        return (*row, False)
+    return (*key, now[len(was[0]) :], deleted, True)  # type: ignore[index, arg-type]
 
 
 def _table(schema: pa.Schema, rows: Sequence[Row]) -> pa.Table:

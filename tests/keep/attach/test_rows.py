@@ -59,3 +59,13 @@ def test_the_same_state_again_writes_nothing(tmp_path: Path) -> None:
     ssts = writer.differing(at, batches(table, state), 2)
     assert ssts
     assert writer.differing(replace(at, version=2, ssts=ssts), batches(table, state), 3) == ()
+
+
+LISTS = st.lists(st.tuples(*(st.none() | st.lists(st.integers(0, 9), max_size=3) for _ in range(2))), max_size=9)
+
+
+@given(LISTS)
+def test_lists_are_joined_row_by_row(rows: list[tuple[list[int] | None, list[int] | None]]) -> None:
+    before, after = (pa.array([row[side] for row in rows], pa.list_(pa.int64())) for side in (0, 1))
+    expected = [None if was is new is None else (was or []) + (new or []) for was, new in rows]
+    assert comparing.joined_lists(before, after).to_pylist() == expected

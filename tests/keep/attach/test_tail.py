@@ -44,7 +44,7 @@ def cache(tmp_path: Path) -> SstCache:
 
 
 def batch(checkpoint: MemoryCheckpoint, number: int) -> None:
-    """A batch that adds, changes and removes rows of both tables."""
+    """A batch that adds, changes and removes rows of all tables, and appends to lists."""
     gone: dict[Row, Row | None] = {(f"c{number - 3}",): None} if number > 2 else {}
     totals: dict[Row, Row | None] = {
         ("DE",): (number, 1.5 * number),
@@ -52,7 +52,13 @@ def batch(checkpoint: MemoryCheckpoint, number: int) -> None:
         (None,): (number, 0.0),
     }
     seen: dict[Row, Row | None] = {(number, DAY): (), (number - 2, DAY): None}
-    commit(checkpoint, {"": totals | gone, "Seen": seen})
+    days: list[int] = list(range(number // 4 * 4, number + 1))
+    latest: dict[Row, Row | None] = {
+        (1,): (days,),
+        (number // 2 + 2,): ([number] * (number % 2 + 1),),
+        (number - 5,): None,
+    }
+    commit(checkpoint, {"": totals | gone, "Seen": seen, "Latest": latest})
 
 
 def batches(checkpoint: MemoryCheckpoint, count: int) -> None:
@@ -261,7 +267,12 @@ def test_whatever_happens_no_version_is_wrong(cache_folder: Path, does: list[tup
             (str(key),): None if value is None else (value, 0.5) for key, value in changed.items()
         }
         seen: dict[Row, Row | None] = {(key, DAY): None if value == 0 else () for key, value in changed.items()}
-        commit(checkpoint, {"": totals, "Seen": seen})
+        before = checkpoint.state(len(checkpoint.batches) - 1)["Latest"] if checkpoint.batches else {}
+        latest: dict[Row, Row | None] = {
+            (key,): None if value is None else ([*(before.get((key,), ([],))[0] if value else []), value],)  # type: ignore[misc]
+            for key, value in changed.items()
+        }
+        commit(checkpoint, {"": totals, "Seen": seen, "Latest": latest})
 
     def one_round() -> None:
         if following.head is None:

@@ -502,7 +502,7 @@ def test_a_clone_through_a_store_with_faults_is_whole_in_the_end(seed: int) -> N
 
 @scaled(40)
 @given(
-    steps=st.lists(st.tuples(st.sampled_from(["send", "compact", *STAGES]), st.integers(1, 3)), max_size=25),
+    steps=st.lists(st.tuples(st.sampled_from(["send", "compact", "rescale", *STAGES]), st.integers(1, 3)), max_size=25),
     data=st.data(),
 )
 def test_a_clone_of_any_moment_ends_where_its_source_ends(steps: list[tuple[str, int]], data: st.DataObject) -> None:
@@ -512,6 +512,8 @@ def test_a_clone_of_any_moment_ends_where_its_source_ends(steps: list[tuple[str,
             app.send(*(Flight(f"N{n}", f"C{n % 2}", number) for n in range(count)))
         elif verb == "compact":
             app.compact(STAGES[1 + count % 2])
+        elif verb == "rescale":
+            app.rescale(STAGES[1 + number % 2], count)
         else:
             app.step(verb, max_versions=count, max_records=count)
     stage = data.draw(st.sampled_from(STAGES))

@@ -12,6 +12,7 @@ from slackwater.instants import now_ms
 from slackwater.keep.clone.clone import clone
 from slackwater.keep.forget.family import KeysAsked
 from slackwater.keep.forget.forget import Forgot, forget, give_up, look
+from slackwater.keep.forget.key_fields import DeclaredFields
 from slackwater.keep.gc.retention import Retention
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve
@@ -45,18 +46,30 @@ LATER_MS = 2_000_000_000_000
 KEY = "aircraft=N003"
 
 
+def declared(app: FlightsApp, *more: str) -> DeclaredFields:
+    """The fields of the archive that some tests write, of a topic that no stage reads."""
+    try:
+        has_archive = index.newest(fresh(app.store), app.name, TOPIC) is not None
+    except Corruption:
+        has_archive = True
+    return DeclaredFields({"aircraft": (f"{TOPIC}:value", f"{TOPIC}:key", *more)} if has_archive else {})
+
+
 @pytest.fixture
 def cache(tmp_path: Path) -> SstCache:
     return SstCache(tmp_path / "cache", 1 << 30)
 
 
 def make(app: FlightsApp, cache: SstCache, *asked: str, **options: Any) -> Forgot:
-    return forget(app.store, cache, app.name, KeysAsked.of(asked or (KEY,)), by="ada@host", **options)
+    how = {"kafka": app.kafka, "declared": declared(app)} | options
+    return forget(app.store, cache, app.name, KeysAsked.of(asked or (KEY,)), by="ada@host", **how)
 
 
-def held(app: FlightsApp, *asked: str, deep: bool = True) -> list[str]:
-    found = look(fresh(app.store), app.name, KeysAsked.of(asked or (KEY,)), kafka=None, deep=deep)
-    return [f"{each.what} {each.object}" for each in found.held]
+def held(app: FlightsApp, *asked: str, deep: bool = True, fields: DeclaredFields | None = None) -> list[str]:
+    asked_of, fields = KeysAsked.of(asked or (KEY,)), fields or declared(app)
+    found = look(fresh(app.store), app.name, asked_of, kafka=app.kafka, declared=fields, deep=deep)
+    assert not found.unproved
+    return [f"{each.what} {each.object}" for each in (*found.held, *found.elsewhere)]
 
 
 def busy_app(store: ObjectStore | None = None) -> FlightsApp:
@@ -273,12 +286,13 @@ def test_archived_messages_between_stages_lose_the_rows_of_the_key_and_keep_all_
     tails = [f"N{number:03}" for number in range(2_000)]
     sent = pa.table({"tail": tails, "delay": list(range(2_000))})
     only = pa.table({"tail": ["N003"] * 5, "delay": [1] * 5})
-    values = {1: encode(sent.to_batches()[0]), 2: b"", 3: encode(only.to_batches()[0])}
+    values = {0: b"{}", 1: encode(sent.to_batches()[0]), 2: b"", 3: encode(only.to_batches()[0]), 4: b"{}"}
     archive_of(app.store, "flights", Extent(0, 0, 5), values)
-    before = held(app, deep=False)
+    fields = declared(app, f"{TOPIC}:$.tail")
+    before = held(app, deep=False, fields=fields)
     assert sum("input archive" in each for each in before) == 1
-    make(app, cache)
-    assert held(app) == []
+    make(app, cache, declared=fields)
+    assert held(app, fields=fields) == []
     there = index.newest(app.store, "flights", TOPIC)
     assert there is not None
     (rows,) = objects.ArchivedRecords(app.store, there.objects[0]).all()
@@ -351,7 +365,7 @@ def test_what_was_read_before_and_is_archived_a_moment_later_is_waited_for(cache
     def appended() -> None:
         extents = tuple(Extent(partition, 0, end) for partition, end in enumerate(heads))
         rows = [records(each.partition, range(each.end), topic="flights") for each in extents]
-        rows[0] = rows[0].set_column(6, "value", pa.array([b"N003"] * rows[0].num_rows, pa.binary()))
+        rows[0] = rows[0].set_column(6, "value", pa.array([b'{"tail": "N003"}'] * rows[0].num_rows, pa.binary()))
         one = write(app.store, first, rows, extents, 1)
         index.change(app.store, first, index.appended((one,), extents), by=BY, now_ms=1)
 
@@ -374,6 +388,57 @@ def test_what_was_read_before_and_is_archived_a_moment_later_is_waited_for(cache
     assert 0 < len(paused) < 100
 
 
+def test_records_between_stages_that_nobody_has_read_are_named_and_bring_the_key_back(cache: SstCache) -> None:
+    app = busy_app()
+    app.send(Flight("N003", "C0", 5), Flight("N001", "C0", 5))
+    app.step("legs")
+    assert [dict(each.fields) for each in make(app, cache, dry_run=True).unread] == [{"tail": 1}]
+    (unread,) = make(app, cache).unread
+    assert (unread.what, unread.table, dict(unread.fields)) == ("records not read yet", "by-aircraft", {"tail": 1})
+    assert held(app) == [f"records not read yet {app.heads['legs'].outputs['by-aircraft'].topic}"]
+    # Without Kafka nobody can tell.
+    asked = KeysAsked.of((KEY,))
+    (unproved,) = look(fresh(app.store), app.name, asked, kafka=None, declared=declared(app)).unproved
+    assert (unproved.records, unproved.why) == (2, "nothing says where Kafka is")
+    app.claim("aircraft")
+    app.step("aircraft")
+    assert len(held(app, deep=False)) > 0
+    make(app, cache)
+    assert held(app) == [f"records not read yet {app.heads['aircraft'].outputs['by-carrier'].topic}"]
+    app.step("carriers")
+    assert held(app) == []
+
+
+def test_archives_of_channels_lose_the_rows_of_the_key(cache: SstCache) -> None:
+    app = busy_app()
+    topic = app.heads["legs"].outputs["by-aircraft"].topic
+    sent = pa.table({"tail": ["N003", "N004"], "carrier": ["N003", "N003"], "delay": [1, 2]})
+    archive = index.empty("flights", topic)
+    rows = records(0, range(2), topic=topic)
+    values = pa.array([encode(sent.to_batches()[0]), b""], pa.binary())
+    one = write(app.store, archive, [rows.set_column(6, "value", values)], (Extent(0, 0, 2),), 1)
+    index.change(app.store, archive, index.appended((one,), (Extent(0, 0, 2),)), by=BY, now_ms=1)
+    assert dict(next(each for each in make(app, cache, dry_run=True).held if each.what == "input archive").fields) == {
+        "tail": 1
+    }
+    make(app, cache)
+    there = index.newest(app.store, "flights", topic)
+    assert there is not None
+    (left,) = objects.ArchivedRecords(app.store, there.objects[0]).all()
+    with pa.ipc.open_stream(left["value"][0].as_py()) as stream:
+        assert stream.read_all() == sent.slice(1)
+
+
+def test_an_archive_that_no_stage_reads_any_more_is_not_proved(cache: SstCache) -> None:
+    app = busy_app()
+    archive_of(app.store, "flights", Extent(0, 0, 4), {2: b"N003"})
+    make(app, cache, declared=DeclaredFields())
+    found = look(fresh(app.store), app.name, KeysAsked.of((KEY,)), kafka=app.kafka)
+    (unproved,) = found.unproved
+    assert (unproved.table, unproved.records) == (TOPIC, 4)
+    assert "no stage reads the topic any more" in unproved.why
+
+
 def test_edits_that_name_it_are_blotted_out_where_they_are_told(cache: SstCache) -> None:
     app = busy_app()
     record(
@@ -384,7 +449,7 @@ def test_edits_that_name_it_are_blotted_out_where_they_are_told(cache: SstCache)
     said = [(each.detail, each.message) for each in list_operations(app.store, "flights") if each.verb == "edit"]
     assert said == [
         ("aircraft v4: DELETE FROM aircraft WHERE tail = 'N0033'", ""),
-        ("(forgotten)", "(forgotten)"),
+        ("aircraft v3: DELETE FROM aircraft WHERE tail = '(forgotten)'", "(forgotten)!"),
     ]
 
 

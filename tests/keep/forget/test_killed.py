@@ -6,9 +6,11 @@ from typing import Any
 from slackwater.errors import Refused
 from slackwater.keep.clone.clone import clone
 from slackwater.keep.forget.family import KeysAsked
-from slackwater.keep.forget.forget import forget
+from slackwater.keep.forget.forget import Forgot, forget
+from slackwater.keep.forget.key_fields import DeclaredFields
 from slackwater.keep.verify.verify import verify
 from slackwater.moments.cut.resolve import resolve
+from slackwater.moments.take.audit_log import because, list_operations
 from slackwater.moments.take.snapshots import pin
 from slackwater.store.archive.extents import Extent
 from slackwater.store.read.cache import SstCache
@@ -21,6 +23,7 @@ from tests.support.histories import FlightsApp, flights
 
 LATER_MS = 2_000_000_000_000
 KEY = "N003"
+FIELDS = DeclaredFields({"aircraft": ("orders:value",)})
 KILLS = 30
 """So many at least, where all are tried that are worth it."""
 
@@ -40,8 +43,9 @@ def whole_app() -> FlightsApp:
     return app
 
 
-def make(app: FlightsApp, cache: SstCache) -> None:
-    forget(app.store, cache, "flights", KeysAsked.of([f"aircraft={KEY}"]), by="ada@host", now_ms=lambda: LATER_MS)
+def make(app: FlightsApp, cache: SstCache) -> Forgot:
+    asked = KeysAsked.of([f"aircraft={KEY}"])
+    return forget(app.store, cache, "flights", asked, by="ada@host", now_ms=lambda: LATER_MS, declared=FIELDS)
 
 
 def all_points(cache: SstCache) -> int:
@@ -63,12 +67,13 @@ def test_killed_at_any_request_each_version_is_as_before_or_after_and_typed_agai
 ) -> None:
     cache = SstCache(tmp_path / "cache", 1 << 30)
     points, met = all_points(cache), set()
+    whole = make(whole_app(), cache)
     tried = {*crash_points(points), *(range(0, points, max(1, points // KILLS)) if SEARCHES else ()), points - 1}
     for point in sorted(tried):
         app = whole_app()
         before = shown(app)
         try:
-            with store_of(app).death_after(point):
+            with store_of(app).death_after(point), because("request 118"):
                 make(app, cache)
         except Killed:
             pass
@@ -84,8 +89,14 @@ def test_killed_at_any_request_each_version_is_as_before_or_after_and_typed_agai
             }
         assert verify(fresh(app.store), "flights", now_ms=LATER_MS, deep=True).consistent
         store_of(app).clock_ms += 60_000
+        has_begun = under_way.find(app.store, "flights") is not None
         try:
-            make(app, cache)
+            done = make(app, cache)
+            if has_begun:
+                # It tells what the whole did, and why, whatever of it this call did.
+                assert (done.rows, done.gone, len(done.versions)) == (whole.rows, whole.gone, len(whole.versions))
+                (told,) = list_operations(app.store, "flights", is_meant=lambda one: one.is_of("forget"))
+                assert told.message == "request 118"
         except Refused:
             assert point == points  # it was done
         assert occurrences(app.store, KEY) == []

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from msgspec import Struct
-from slackwater.keep.transfer.document import Export, ExportedChannel, ExportedTable, File, TablePart
+from slackwater.keep.transfer.document import Export, ExportedChannel, ExportedTable, File
 from slackwater.store.versions.manifest import Column, EventTime, Input, Manifest, Output, Table
 
 PAGE = (Path(__file__).parents[3] / "docs" / "leaving.md").read_text(encoding="utf-8")
@@ -30,7 +30,6 @@ def test_every_field_of_the_document_is_in_the_documentation() -> None:
         Export,
         ExportedTable,
         ExportedChannel,
-        TablePart,
         File,
         Manifest,
         Input,
@@ -41,6 +40,6 @@ def test_every_field_of_the_document_is_in_the_documentation() -> None:
     ):
         missing = set(get_type_hints(kind)) - INSIDE.get(kind, set()) - words
         assert not missing, kind.__name__
-    described = {Export, ExportedTable, ExportedChannel, TablePart, File}
+    described = {Export, ExportedTable, ExportedChannel, File}
     inside = {found for each in described for hint in get_type_hints(each).values() for found in structs(hint)}
     assert inside <= described | {Manifest}

@@ -74,7 +74,10 @@ def test_each_batch_of_a_live_query_is_a_version_with_its_state(tmp_path: Path, 
     spark = SparkSession.getActiveSession()
     assert spark is not None
     compared = 0
-    with live_query(where, "--seconds", "15", "--provider", provider) as query, opened(str(where), spark) as found:
+    with (
+        live_query(where, "--seconds", "45" if SEARCHES else "8", "--provider", provider) as query,
+        opened(str(where), spark) as found,
+    ):
         following = Tail(store, cache, found, "shop", "totals", by="host:1", partitions=2)
         following.claim()
         while query.poll() is None:

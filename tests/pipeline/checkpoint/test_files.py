@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+import zlib
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption, Gone, NotFound, Refused
 from slackwater.pipeline.checkpoint.files import CheckpointFiles
-from slackwater.pipeline.checkpoint.state_files import state_file
+from slackwater.pipeline.checkpoint.state_files import StateFile, lacking, state_file, whole_of
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
@@ -138,6 +139,7 @@ def test_a_batch_says_how_far_each_source_was_read_and_when() -> None:
     files = CheckpointFiles(in_memory("join-hdfs"))
     batch = files.batch(3)
     assert batch.offsets == {"source-0": (4,), "source-1": (4,)}
+    assert batch.others == {"source-0", "source-1"}, "files, whose offsets are no records"
     assert batch.committed_ms > (batch.watermark_ms or 0) > 0
     with pytest.raises(Gone, match="has not all of batch 99: offsets/99 is not there"):
         files.batch(99)
@@ -282,3 +284,56 @@ def test_a_joins_state_in_an_unknown_format_is_refused_by_its_number() -> None:
         store.put(info.key, said)
     with pytest.raises(Refused, match=r"the join's state in the checkpoint memory.* has format 4, which"):
         CheckpointFiles(store)
+
+
+@pytest.mark.parametrize(
+    ("recording", "missing"),
+    [
+        ("aggregate-hdfs", "state/0/1/3.delta"),
+        ("aggregate-changelog", "state/0/1/3.changelog"),
+        ("join-format2", "state/0/1/left-keyWithIndexToValue/3_"),
+        ("aggregate-rocksdb", "state/0/1/5.zip"),
+    ],
+)
+def test_a_state_file_that_is_missing_is_named(recording: str, missing: str, tmp_path: Path) -> None:
+    store = in_memory(recording)
+    for info in [*store.list(missing)]:
+        store.delete(info.key)
+    files = CheckpointFiles(store)
+    assert 4 not in files.available()
+    with pytest.raises(Gone, match=f"has not all of batch 4: {missing}.* is not there") as gone, files.reading(4):
+        files.bring_whole(files.stores(), 4, tmp_path)
+    assert gone.value.__cause__.key.startswith(missing)  # type: ignore[union-attr]
+
+
+def test_a_file_with_another_sum_than_hadoop_wrote_beside_it_is_damaged(
+    recorded: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = recorded("aggregate-changelog")
+    changelog = folder / "state/0/1/3.changelog"
+    data = changelog.read_bytes()
+    sums = b"".join(zlib.crc32(data[at : at + 512]).to_bytes(4, "big") for at in range(0, len(data), 512))
+    changelog.with_name(".3.changelog.crc").write_bytes(b"crc\0" + (512).to_bytes(4, "big") + sums)
+    files = CheckpointFiles(LocalStore(folder))
+    files.bring_whole(files.stores(), 4, tmp_path / "right")
+    changelog.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    said = (
+        r"state/0/1/3.changelog of the checkpoint is damaged \(its checksum is another\): it has what batch 2 changed"
+    )
+    with pytest.raises(Corruption, match=said):
+        files.bring_whole(files.stores(), 4, tmp_path / "wrong")
+    with pytest.raises(Corruption, match=said):
+        files.bring_changes(files.stores(), 2, tmp_path / "changes")
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), unique=True), st.integers(0, 6))
+def test_the_version_that_lacks_is_the_one_with_which_all_are_there(
+    there: list[tuple[int, bool]], version: int
+) -> None:
+    found = [StateFile(f"{n}.{'snapshot' if whole else 'delta'}", n, "", whole) for n, whole in there]
+    needed = whole_of(version, found, {})
+    lacks = lacking(version, found, {})
+    assert (lacks == 0) == (needed is not None)
+    if lacks:
+        below = [StateFile(f"{n}.delta", n, "", is_whole=False) for n in range(1, lacks + 1)]
+        assert whole_of(version, [*found, *below], {}) is not None

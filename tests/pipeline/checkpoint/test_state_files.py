@@ -94,5 +94,8 @@ def test_a_snapshot_of_rocksdb_names_the_files_beside_it() -> None:
 
 @pytest.mark.parametrize("data", [b"", _snapshot("v1"), _snapshot("v1\n[]"), _snapshot('v1\n{"sstFiles": [{}]}')])
 def test_a_damaged_snapshot_is_corrupt(data: bytes) -> None:
-    with pytest.raises(Corruption, match=r"6.zip of the checkpoint is no snapshot"):
+    with pytest.raises(
+        Corruption,
+        match=r"6.zip of the checkpoint is damaged \(no snapshot .*of batch 5",
+    ):
         named_in(data, "6.zip")

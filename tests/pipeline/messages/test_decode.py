@@ -16,6 +16,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from slackwater.errors import NotFound, Refused, Usage
+from slackwater.pipeline.batch.column_sources import sources_of
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.messages import outgoing
@@ -23,6 +24,7 @@ from slackwater.pipeline.messages.decode import reading
 from slackwater.pipeline.messages.protobuf import _compiled
 from slackwater.pipeline.messages.registry import forget_latest
 from slackwater.pipeline.messages.schema import Schema
+from slackwater.pipeline.messages.stored import StoredFormats
 from slackwater.pipeline.reject.blame import blamed
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
@@ -52,6 +54,25 @@ def topic(*values: bytes | None) -> DataFrame:
     assert spark is not None
     rows = [(value, "orders", 3, 40 + n) for n, value in enumerate(values)]
     return spark.createDataFrame(rows, "value binary, topic string, partition int, offset long")
+
+
+def test_a_plan_says_of_which_field_a_column_comes_and_how_messages_are_decoded(registry: EmbeddedRegistry) -> None:
+    """By that, `forget` finds a person in messages that are stored."""
+    number = registry.register("orders-value", ORDER)
+    forget_latest()
+    with reading(["orders"]):
+        messages = topic()
+        rows = messages.select(sw.decode("value", registry=registry.url).alias("o")).select("o.customer")
+    (source,) = sources_of(rows, {"orders": messages}, ["orders"])["customer"]
+    assert (source.input, source.field, source.by) == ("orders", "$.customer", ())
+    stored = [encoded(ORDER, number, number=1, customer=who) for who in ("ada", "bob")]
+    parts, bad = StoredFormats(5).decoded(source.format, pa.array([*stored, b"\0\0\0\0\0x"], pa.binary()))
+    ((values, at),) = parts
+    assert [(row, value["customer"]) for row, value in zip(at.tolist(), values.to_pylist(), strict=True) if value] == [
+        (0, "ada"),
+        (1, "bob"),
+    ]
+    assert [*bad] == [2]
 
 
 def test_the_schema_at_the_start_is_kept_and_a_writer_that_changes_is_followed(registry: EmbeddedRegistry) -> None:

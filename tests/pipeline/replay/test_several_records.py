@@ -39,17 +39,15 @@ def parsed(messages: DataFrame) -> DataFrame:
     return rows.where("k is not null").withColumn("at", F.timestamp_millis("ts")).withWatermark("at", "1 minute")
 
 
-def shop(name: str, topic: str) -> sw.App:
-    """Three hops: `parse`, then tables by `k` of several kinds, and `enrich` before a table by `shop`."""
+def shop(name: str, topic: str, *, beside: bool) -> sw.App:
+    """Three hops: `parse`, then tables by `k` of several kinds, and `enrich` before a table by `shop`.
+
+    With `beside`, those among them that have a table beside their own.
+    """
     app = sw.App(name)
     app.stage(name="parse", reads=sw.topic(topic), writes=sw.repartition("by-k", key="k", partitions=2))(parsed)
-    app.stage(
-        name="win", reads="by-k", key=["k", "w"], state=sw.aggregate(n=sw.count(), last_n=sw.max("n")),
-        event_time=sw.event_time(late="table"),
-    )(lambda rows: rows.withColumn("w", F.window("at", "1 minute")))  # fmt: skip
-    app.stage(
-        name="sums", reads="by-k", state=sw.aggregate(n=sw.count(), cents=sw.sum("cents")), on_error="reject"
-    )(lambda rows: rows.withColumn("cents", F.expr("cast(amount as long)")))  # fmt: skip
+    if beside:
+        _tables_beside(app)
     app.stage(
         name="recent", reads="by-k", state=sw.aggregate(n=sw.count(), last_n=sw.max("n")),
         table=sw.table(ttl="45 seconds"),
@@ -61,6 +59,17 @@ def shop(name: str, topic: str) -> sw.App:
         lambda rows: rows
     )
     return app
+
+
+def _tables_beside(app: sw.App) -> None:
+    """Late rows of `win`, rejected records of `sums`."""
+    app.stage(
+        name="win", reads="by-k", key=["k", "w"], state=sw.aggregate(n=sw.count(), last_n=sw.max("n")),
+        event_time=sw.event_time(late="table"),
+    )(lambda rows: rows.withColumn("w", F.window("at", "1 minute")))  # fmt: skip
+    app.stage(
+        name="sums", reads="by-k", state=sw.aggregate(n=sw.count(), cents=sw.sum("cents")), on_error="reject"
+    )(lambda rows: rows.withColumn("cents", F.expr("cast(amount as long)")))  # fmt: skip
 
 
 @dataclass
@@ -76,7 +85,8 @@ class History:
     def __post_init__(self) -> None:
         self.topic = f"{self.name}-orders"
         open_kafka(self.bootstrap).create_topics({self.topic: self.partitions})
-        self.app, self.store = shop(self.name, self.topic), str(self.folder / "store")
+        self.app = shop(self.name, self.topic, beside=self.partitions == 1)
+        self.store = str(self.folder / "store")
         self.cache = SstCache(self.folder / "cache", 1 << 30)
 
     def send_and_run(self, rows: Sequence[dict[str, Any]]) -> None:

@@ -103,7 +103,7 @@ def test_what_a_report_hides_is_nowhere_in_it(case: Case) -> None:
 @pytest.mark.parametrize(
     ("value", "shape"),
     [
-        (None, "NULL"),
+        (None, r"\N"),
         ("Ada", f'"{DOTS}" (3 characters)'),
         (b"\x00", f'"{DOTS}" (1 byte)'),
         (17, f"{DOTS} (number)"),

@@ -48,18 +48,18 @@ def found(agent: Agent, total: str, most: int, in_record: str) -> tuple[str, int
     raise AssertionError(agent.answers[-3:])
 
 
-def test_the_record_among_50_000_without_a_program_and_without_seeing_a_value(tmp_path: Path) -> None:
+def test_the_record_among_50_000_without_a_program(tmp_path: Path) -> None:
     random, count = np.random.default_rng(3), 50_000
     tails, delays = random.integers(0, 400, count).tolist(), random.integers(0, 60, count).tolist()
     sent = [Flight(f"N{tail:03}", f"C{tail % 9}", delay) for tail, delay in zip(tails, delays, strict=True)]
     planted = Flight("N123", "C4", 9_000_000)
     sent[int(count * 0.7)] = planted
     app = written(LocalStore(tmp_path / "store"), sent, a_batch=2_000)
-    with serving(app.store.url, tmp_path / "cache", with_agents=True) as url, agent_at(url) as agent:
+    how = {"with_agents": True, "shows_values": True}
+    with serving(app.store.url, tmp_path / "cache", **how) as url, agent_at(url) as agent:
         at = found(agent, "delay", 5_000_000, "(decode(value)->>'delay')::BIGINT")
         assert at == (TOPIC, *place_of(app, planted))
         assert len(agent.answers) <= MOST_CALLS
-        assert not [each for each in agent.answers if "N123" in each or "9000000" in each]
 
 
 @pytest.mark.ci
@@ -69,7 +69,7 @@ def test_the_record_among_5_000_000(tmp_path: Path, broker: str) -> None:
     versions, keys, window = 170, 100_000, 40_000  # of which some are compactions
     places = side.run("finding", "prepare", broker, tmp_path, versions, keys, window)
     options = ServeOptions(programs={"bench": finding.PROGRAM})
-    how = {"with_agents": True}
+    how = {"with_agents": True, "shows_values": True}
     at = serving(str(tmp_path / "store"), tmp_path / "cache", HERE, options, broker, **how)
     with at as url, agent_at(url) as agent:
         assert sum(agent("apps", app="bench")["read_up_to"][finding.TOPIC]) > 5_000_000

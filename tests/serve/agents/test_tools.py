@@ -1,6 +1,7 @@
 """Each tool answers for a written history; no answer has a value for who may not see it; all of them are bounded."""
 
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from slackwater.moments.query.hidden import NAME
 from slackwater.serve.agents.declared import TOOLS
 from slackwater.serve.audit import AUDIT
 from slackwater.store.objects.local import LocalStore
@@ -19,19 +21,21 @@ from .conftest import Agent, agent_at
 from .planted import written as archived
 
 APP = "flights"
-HIDDEN = ("quokka", "wombat", "7654321", "8765432")
+HIDDEN = ("quokka", "wombat", "numbat", "7654321", "8765432")
 """Parts of tails, carriers and numbers of the history that hides."""
 OWN = "numbat"
-"""A carrier whose name the agent knows, and gives."""
+"""A carrier, for which the name is given that the agent was shown."""
+MANY = "SELECT carrier FROM carriers QUALIFY count(*) OVER () > 1"
+"""Tells without values when there was more than one carrier."""
 WALK: tuple[tuple[str, dict[str, Any]], ...] = (
     ("apps", {}),
     ("apps", {"app": APP}),
     ("log", {"app": APP, "limit": 3}),
     ("query", {"app": APP, "sql": "SELECT carrier, flights, count(*) AS n FROM carriers GROUP BY ALL"}),
-    ("get", {"app": APP, "table": "carriers", "keys": [OWN, "nobody"], "columns": ["carrier", "delay"]}),
+    ("get", {"app": APP, "table": "carriers", "keys": [OWN], "columns": ["carrier", "delay"]}),
     ("diff", {"app": APP, "before": "~3"}),
     ("history", {"app": APP, "table": "carriers", "key": OWN}),
-    ("bisect", {"app": APP, "where": "SELECT carrier FROM carriers WHERE delay > 7000000"}),
+    ("bisect", {"app": APP, "where": MANY}),
     ("verify", {"app": APP, "deep": True}),
 )
 
@@ -68,7 +72,9 @@ def test_tools_are_few_read_only_and_described(masked: Agent) -> None:
 
 @pytest.mark.parametrize(("tool", "arguments"), WALK, ids=[f"{tool} {len(how)}" for tool, how in WALK])
 def test_each_tool_answers_and_hides(blind: Agent, tool: str, arguments: dict[str, Any]) -> None:
-    found = blind(tool, **arguments)
+    name = blind("query", app=APP, sql="SELECT carrier FROM carriers")["rows"][0]["carrier"]
+    given = {what: name if value == OWN else [name] if value == [OWN] else value for what, value in arguments.items()}
+    found = blind(tool, **given)
     assert not blind.failed, found
     assert found
     assert [each for each in HIDDEN if each in blind.answers[-1]] == []
@@ -86,35 +92,72 @@ def test_values_are_shown_to_who_may_see_them(seeing: Agent, written: FlightsApp
 
 
 def test_what_is_no_value_is_shown_to_all(masked: Agent, written: FlightsApp) -> None:
-    verdict = masked("bisect", app=APP, where="SELECT carrier FROM carriers WHERE flights >= 9")
+    verdict = masked("bisect", app=APP, where="SELECT carrier FROM carriers QUALIFY count(*) OVER () > 2")
     assert verdict["first_bad"]["stage"] == "carriers"
     assert {each["topic"] for each in verdict["input"]} == {"flights"}
     assert masked("apps", app=APP)["versions"] == {stage: head.version for stage, head in written.heads.items()}
-    counted = masked("query", app=APP, sql="SELECT carrier, count(*) AS n, max(flights) FROM carriers GROUP BY 1")
-    assert [each["n"] for each in counted["rows"]] == [1, 1, 1]
+    counted = masked("query", app=APP, sql="SELECT carrier, count(*) AS n, 7 + 1 AS m FROM carriers GROUP BY 1")
+    assert [(each["n"], each["m"]) for each in counted["rows"]] == [(1, 8)] * 3
+    versions = masked("query", app=APP, sql="SELECT DISTINCT _version FROM versions('carriers')")
+    assert {each["_version"] for each in versions["rows"]} <= {*range(written.heads["carriers"].version + 1)}
 
 
 def test_equal_values_have_one_name_which_stands_for_them(blind: Agent) -> None:
-    def name(text: str) -> str:
-        assert text.startswith('"••••" (6 characters) #')
-        return text.rpartition(" ")[2]
-
-    others = f"SELECT carrier FROM carriers WHERE carrier <> '{OWN}'"
-    by_query = blind("query", app=APP, sql=others)["rows"][0]["carrier"]
-    verdict = blind("bisect", app=APP, where=f"SELECT carrier FROM carriers WHERE flights > 2 AND carrier <> '{OWN}'")
-    key = verdict["keys"][0]["key"]["carrier"]
-    assert by_query == key
-    (row,) = blind("get", app=APP, table="carriers", keys=[name(key)])["rows"]
-    assert row["row"]["carrier"] == key
-    assert blind("history", app=APP, table="carriers", key=key)["changes"]
-    again = blind("query", app=APP, sql=f"SELECT count(*) AS n FROM carriers WHERE carrier = '{name(key)}'")
+    names = [each["carrier"] for each in blind("query", app=APP, sql="SELECT carrier FROM carriers")["rows"]]
+    assert len(set(names)) == 2
+    assert all(re.fullmatch(NAME, each) for each in names)
+    assert blind("query", app=APP, sql="SELECT carrier FROM carriers AT '~1'")["rows"][0]["carrier"] in names
+    (got,) = blind("get", app=APP, table="carriers", keys=names[:1])["rows"]
+    assert got["row"]["carrier"] == names[0]
+    assert blind("history", app=APP, table="carriers", key=names[0])["changes"]
+    verdict = blind("bisect", app=APP, where=MANY)
+    assert {each["key"]["carrier"] for each in verdict["keys"]} == {*names}
+    assert verdict["keys_are_those_that_turned_bad"]
+    again = blind("query", app=APP, sql=f"SELECT count(*) AS n FROM carriers WHERE carrier = '{names[1]}'")
     assert again["rows"] == [{"n": 1}]
-    called = blind("query", app=APP, sql=f"SELECT carrier = '{name(key)}', '{name(key)}' FROM carriers")["columns"]
-    assert [each["name"] for each in called] == [f"(carrier = '{name(key)}')", f"'{name(key)}'"]
-    number = blind("query", app=APP, sql="SELECT sum(flights) FROM carriers")["rows"][0]["sum(flights)"]
-    as_double = blind("query", app=APP, sql="SELECT count(*)::DOUBLE + 0 AS n FROM input('flights')")
-    assert as_double["rows"][0]["n"] == number
+    # A key of a record is that of a table, and numbers of whatever type are one.
+    tails = "SELECT count(DISTINCT a.tail) AS n FROM aircraft a JOIN input('flights') i ON i.key = a.tail"
+    assert blind("query", app=APP, sql=tails)["rows"] == [{"n": 6}]
+    flights = "SELECT count(*) AS n FROM carriers a JOIN carriers b ON a.flights = b.flights"
+    assert blind("query", app=APP, sql=flights)["rows"][0]["n"] >= 2
     assert [each for each in HIDDEN if any(each in one for one in blind.answers)] == []
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT count(*) FROM range((SELECT delay FROM aircraft LIMIT 1))",
+        "SELECT ascii(carrier) FROM carriers",
+        "SELECT length(carrier) FROM carriers",
+        "SELECT count(*) FROM carriers WHERE carrier LIKE 'w%'",
+        "SELECT count(*) FROM carriers WHERE carrier = 'wombat'",
+        "SELECT count(*) FROM carriers WHERE carrier IN ('wombat', 'numbat')",
+        "SELECT count(*) FROM carriers WHERE carrier < 'o'",
+        "SELECT count(*) FROM aircraft WHERE delay > 7000000",
+        "SELECT sum(flights) FROM carriers",
+        "SELECT delay + 1 FROM aircraft",
+        "SELECT count(*) FROM range(100) t(i), carriers WHERE flights = i",
+        "SELECT count(*) FROM input('flights') WHERE decode(value) LIKE '%wombat%'",
+        "SELECT count(*) FROM versions('carriers') WHERE flights > 3",
+        "SELECT count(*) FROM carriers AT '~1' WHERE flights > 3",
+        "SELECT json_serialize_plan('FROM carriers')",
+    ],
+)
+def test_a_hidden_value_is_compared_with_nothing_and_nothing_is_computed_of_it(blind: Agent, sql: str) -> None:
+    found = blind.fails("query", app=APP, sql=sql)
+    assert found["error"] in ("Usage", "SlackwaterError"), found
+    assert "json" in sql or found["hint"].startswith("values are hidden"), found
+
+
+def test_what_is_behind_hidden_tables_is_named_to_nobody(blind: Agent) -> None:
+    found = blind.fails("query", app=APP, sql="FROM carrier")
+    assert found["message"] == "no table named 'carrier'; the nearest: carriers"
+
+
+def test_a_key_is_guessed_by_nobody(blind: Agent) -> None:
+    for tool, how in (("get", {"keys": [OWN]}), ("history", {"key": OWN})):
+        found = blind.fails(tool, app=APP, table="carriers", **how)
+        assert "a key is given by its name" in found["message"]
 
 
 def test_progress_is_told_to_who_wants_it(masked: Agent, written: FlightsApp) -> None:
@@ -124,7 +167,7 @@ def test_progress_is_told_to_who_wants_it(masked: Agent, written: FlightsApp) ->
         told.append(what or "")
 
     async def searched() -> None:
-        arguments = {"app": APP, "where": "SELECT carrier FROM carriers WHERE flights >= 9"}
+        arguments = {"app": APP, "where": "SELECT carrier FROM carriers QUALIFY count(*) OVER () > 2"}
         await masked.session.call_tool("bisect", arguments, progress_callback=on_progress)
 
     masked.portal.call(searched)
@@ -132,11 +175,9 @@ def test_progress_is_told_to_who_wants_it(masked: Agent, written: FlightsApp) ->
 
 
 def test_a_name_that_was_never_given_stands_for_nothing(blind: Agent) -> None:
-    for tool, how in (
-        ("get", {"table": "carriers", "keys": ["#0123456789ab"]}),
-        ("query", {"sql": "FROM carriers WHERE carrier = '#0123456789ab'"}),
-    ):
-        assert blind.fails(tool, app=APP, **how)["error"] == "NotFound"
+    name = "00000000-0123-4567-89ab-0123456789ab"
+    assert blind.fails("get", app=APP, table="carriers", keys=[name])["error"] == "NotFound"
+    assert blind("query", app=APP, sql=f"FROM carriers WHERE carrier = '{name}'")["rows"] == []
 
 
 @pytest.mark.parametrize(
@@ -147,13 +188,11 @@ def test_a_name_that_was_never_given_stands_for_nothing(blind: Agent) -> None:
         "SELECT error(tail || delay) FROM aircraft",
         "SELECT carrier::DATE FROM carriers",
         "SELECT strptime(carrier, '%Y') FROM carriers",
-        "SELECT json_extract(carrier, '$.x') FROM carriers",
         "SELECT decode(value)::INT FROM input('flights')",
         "SELECT delay::TINYINT FROM aircraft",
         "SELECT regexp_matches(tail, carrier || '(') FROM aircraft, carriers",
-        "SELECT list_value(carrier)[1]::UUID FROM carriers",
+        "SELECT list_value(carrier)[1]::DATE FROM carriers",
         "PIVOT carriers ON carrier USING sum(flights)",
-        "FROM (PIVOT aircraft ON tail USING first(delay))",
         "SELECT * FROM (pivot_wider carriers ON carrier USING sum(flights))",
     ],
 )
@@ -178,6 +217,11 @@ def test_an_error_quotes_no_value(blind: Agent, sql: str) -> None:
         "SELECT count(*) AS n UNION ALL SELECT delay FROM aircraft",
         "SELECT min(carrier), max(tail), list(tail), string_agg(tail) FROM aircraft, carriers",
         "SUMMARIZE aircraft",
+        "FROM (PIVOT aircraft ON tail USING first(delay))",
+        "SHOW ALL TABLES",
+        "SELECT json_extract(carrier, '$.x') FROM carriers",
+        "SELECT stats(carrier), stats(flights) FROM carriers",
+        "SELECT carrier::VARCHAR || flights::VARCHAR FROM carriers",
         "SELECT _version AS v, delay AS _version FROM versions('aircraft')",
         "SELECT {a: carrier, b: [delay]} FROM carriers",
         "SELECT MAP([carrier], [delay]) FROM carriers",
@@ -230,14 +274,14 @@ def test_rows_beyond_what_was_asked_for_are_cut_off_and_that_is_said(masked: Age
         ("get", {"app": APP, "table": "carriers", "keys": "C1"}, "Usage"),
         ("get", {"app": APP, "table": "carriers", "keys": [{"a": [None] * 50}]}, "Usage"),
         ("get", {"app": APP, "table": "carriers", "keys": ["x" * 20_000]}, "Usage"),
-        ("get", {"app": APP, "table": "carriers", "keys": ["C1"], "columns": ["nothing"]}, "NotFound"),
+        ("get", {"app": APP, "table": "carriers", "keys": ["C1"]}, "Usage"),
         ("get", {"app": APP, "table": "nothing", "keys": ["C1"]}, "NotFound"),
         ("diff", {"app": APP, "before": "\x00"}, "Usage"),
         ("diff", {"app": APP, "before": "none-such"}, "NotFound"),
         ("history", {"app": APP, "table": "carriers"}, "Usage"),
         ("bisect", {"app": APP}, "Usage"),
         ("bisect", {"app": APP, "where": "DROP TABLE carriers"}, "Usage"),
-        ("bisect", {"app": APP, "where": "SELECT carrier FROM carriers WHERE flights < 0"}, "Refused"),
+        ("bisect", {"app": APP, "where": "SELECT carrier FROM carriers WHERE false"}, "Refused"),
         ("replay", {"app": APP, "stage": "carriers", "version": 3}, "Refused"),
         ("replay", {"app": APP, "stage": "carriers", "version": -1}, "Usage"),
         ("verify", {"app": APP, "ref": "none-such"}, "NotFound"),
@@ -256,10 +300,11 @@ def test_what_cannot_be_answered_is_an_error_with_words(
 
 
 def test_a_line_for_the_audit_has_no_values(masked: Agent, caplog: pytest.LogCaptureFixture) -> None:
+    names = [each["carrier"] for each in masked("query", app=APP, sql="SELECT carrier FROM carriers")["rows"]]
     with caplog.at_level(logging.INFO, AUDIT.name):
-        masked("get", app=APP, table="carriers", keys=["C1", "C2"])
-        masked("query", app=APP, sql="SELECT 'C1' FROM carriers WHERE flights > 17")
-        masked("bisect", app=APP, where="SELECT carrier FROM carriers WHERE flights >= 9 AND carrier <> 'C9'")
+        masked("get", app=APP, table="carriers", keys=names[:2])
+        masked("query", app=APP, sql="SELECT 'C1' FROM carriers WHERE 17 > 3")
+        masked("bisect", app=APP, where="SELECT 'C9', carrier FROM carriers QUALIFY count(*) OVER () > 2")
         lines = [each.getMessage() for each in caplog.records if each.name == AUDIT.name]
     found = [msgspec.json.decode(each) for each in lines]
     assert [each["what"] for each in found] == ["mcp get", "mcp query", "mcp bisect"]

@@ -7,7 +7,8 @@ from slackwater.errors import Corruption, NotFound, Refused, Usage
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.versions.apps import create_app, ensure_app, find_app, list_apps, read_app
+from slackwater.store.versions import keys
+from slackwater.store.versions.apps import Cloning, begin_clone, create_app, ensure_app, find_app, list_apps, read_app
 from slackwater.store.versions.manifest import AppInfo, Origin
 
 from tests.store.objects.faulty_store import FaultyStore
@@ -49,6 +50,18 @@ def test_what_lies_above_a_root_and_is_none_of_ours_says_nothing(tmp_path: Path)
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "app.json").write_text('{"expo": {"name": "flights"}}')
     create_app(open_store(str(tmp_path / "web" / "store")), FLIGHTS)
+
+
+def test_of_two_who_make_one_clone_the_later_finds_it_made_and_a_clone_that_was_given_up_is_refused() -> None:
+    store = MemoryStore()
+    begin_clone(store, Cloning(STAGING, "/elsewhere", "good"))
+    create_app(store, STAGING, cloned=True)
+    store.delete(keys.cloning("staging"))
+    create_app(store, STAGING, cloned=True)  # as whoever comes a moment later
+    store.delete(keys.app_info("staging"))
+    with pytest.raises(Refused, match="was given up by somebody else"):
+        create_app(store, STAGING, cloned=True)
+    assert list_apps(store) == ()
 
 
 def test_an_app_is_looked_for_without_being_created(any_store: ObjectStore) -> None:

@@ -215,13 +215,6 @@ OTHERS: dict[str, tuple[str, tuple[str | int, ...], Any, Callable[[ObjectStore],
         lambda store: apps.read_app(store, "staging"),
         "origin.root is 's3://x/../y'; expected a store root",
     ),
-    "an import of no checksum": (
-        "staging/app.json",
-        ("origin", "export"),
-        "../x",
-        lambda store: apps.read_app(store, "staging"),
-        "origin.export is '../x'; expected a checksum of hexadecimal digits",
-    ),
 }
 
 

@@ -1,0 +1,96 @@
+"""Statements that run out of memory disturb nobody else: a server in a process of its own, asked at a steady rate."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import urllib3
+from slackwater.client import Client
+
+from tests.support.histories import FlightsApp
+
+from .conftest import Ask, made, serving_apart, wait_until
+from .test_sql import HOGS, QUERY
+
+CARRIERS = "/apps/flights/at/now/tables/carriers?key=C1"
+SMALL = f"{QUERY}?sql=SELECT+count(*)+FROM+carriers"
+QUICK = HOGS[::3]
+"""Those that meet their limit within a second where nothing else works."""
+MOST_TIMES = 3.0
+"""The 99th percentile of others, beside the hogs as without them."""
+FLOOR_S = 0.1
+"""What a machine that does other work adds to the slowest of a few requests, whatever the server does."""
+
+
+@pytest.fixture
+def served(app: FlightsApp, tmp_path: Path) -> Iterator[str]:
+    """The address of a server in a process of its own that wants tokens."""
+    with serving_apart(app.store.url, tmp_path / "cache", "--tokens") as (url, _):
+        yield url
+
+
+class Load:
+    """Asks at a steady rate, whatever the answers take: nine of ten times for a row, else in SQL."""
+
+    def __init__(self, url: str, token: str, a_second: float) -> None:
+        self._url, self._every_s = url, 1 / a_second
+        self._http = urllib3.PoolManager(maxsize=64, retries=False, timeout=60)
+        self._headers = {"authorization": f"Bearer {token}"}
+        self.statuses: Counter[int] = Counter()
+        self.took_s: list[float] = []
+
+    def run(self, is_over: threading.Event, least: int) -> None:
+        """Ask until it is over, and so often at least."""
+        began_s, number = time.perf_counter(), 0
+        with ThreadPoolExecutor(64) as pool:
+            while number < least or not is_over.is_set():
+                due_s = began_s + number * self._every_s
+                time.sleep(max(0.0, due_s - time.perf_counter()))
+                pool.submit(self._ask, SMALL if number % 10 == 9 else CARRIERS, due_s)
+                number += 1
+
+    def _ask(self, path: str, due_s: float) -> None:
+        found = self._http.request("GET", self._url + path, headers=self._headers)
+        self.took_s.append(time.perf_counter() - due_s)
+        self.statuses[found.status] += 1
+
+    @property
+    def p99_s(self) -> float:
+        return float(np.percentile(self.took_s, 99))
+
+
+def hold_beside(url: str, client: Client, hogs: int, a_second: float, least: int, floor_s: float = 0.0) -> None:
+    """Hold the law: so many statements that run out of memory, one after the other, beside requests at that rate."""
+    hog, other = made(client, "hog", verbs=("sql",)), made(client, "other", verbs=("read", "sql"))
+    ask = Ask(url)
+    wait_until(lambda: {ask.token(other, each).status for each in (CARRIERS, SMALL)} == {200}, 60)
+    alone, beside = Load(url, other, a_second), Load(url, other, a_second)
+    over = threading.Event()
+    over.set()
+    alone.run(over, least)
+    over.clear()
+    thread = threading.Thread(target=beside.run, args=(over, least))
+    thread.start()
+    try:
+        found = [ask.token(hog, QUERY, sql=QUICK[number % len(QUICK)]) for number in range(hogs)]
+    finally:
+        over.set()
+        thread.join()
+    told = f"{len(alone.took_s)} alone: p99 {alone.p99_s:.4f} s; {len(beside.took_s)} beside: {beside.p99_s:.4f} s"
+    assert {each.status for each in found} == {413}
+    assert {*alone.statuses} == {*beside.statuses} == {200}, (alone.statuses, beside.statuses)
+    assert beside.p99_s <= MOST_TIMES * max(alone.p99_s, floor_s), told
+
+
+def test_a_few_hogs_disturb_nobody(served: str, client: Client) -> None:
+    hold_beside(served, client, hogs=5, a_second=20, least=60, floor_s=FLOOR_S)
+
+
+@pytest.mark.soak
+def test_fifty_hogs_disturb_none_of_200_requests_a_second(served: str, client: Client) -> None:
+    hold_beside(served, client, hogs=50, a_second=200, least=4_000)
