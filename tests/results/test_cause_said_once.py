@@ -11,7 +11,7 @@ from slackwater.search.deploys import ProgramChange, deploy
 from slackwater.store.versions.manifest import Program
 
 OLD, NEW = Program("app.py", "0" * 32), Program("app.py", "1" * 32)
-CHANGE = ProgramChange("legs", 12, 0, OLD, NEW, 9, 0)
+CHANGE = ProgramChange("legs", 47, 0, OLD, NEW, 9, 0)
 
 
 def said(cause: Cause) -> str:
@@ -23,7 +23,7 @@ def said(cause: Cause) -> str:
 def test_a_deploy_names_each_program_and_the_version_once(add: Program | None) -> None:
     because = ": the batch is good with the one before, and bad with the new one"
     text = said(deploy(CHANGE, how="both programs", proved=add is None, because=because, add=add))
-    for word in (OLD.checksum, NEW.checksum, "legs", "12"):
+    for word in (OLD.checksum, NEW.checksum, "legs", "47"):
         assert text.count(word) == 1, word
     assert "both programs" not in text  # the sentence says it in words
 

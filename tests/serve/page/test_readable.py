@@ -7,7 +7,7 @@ import re
 from playwright.sync_api import Page, expect
 from slackwater.moments.status.lag import RUNNERS, Beat
 
-from tests.serve.page.conftest import Open
+from tests.serve.page.conftest import WAIT_MS, Open
 from tests.serve.page.story import CHAINS, FILLED, JUMP, JUMP_FROM, LARGE_KEYS, LONG, WRONG, step
 from tests.support.histories import FlightsApp
 
@@ -51,7 +51,9 @@ def test_rows_open_at_a_table_that_has_some_and_are_sorted_over_all_pages(look: 
     note = page.locator(".view .note").first
     expect(note).to_contain_text(f"page 1 with {PAGE} rows, in no order")
     sort(page, "cents")
-    expect(page.get_by_role("columnheader", name="cents")).to_have_attribute("aria-sort", "descending")
+    # The first statement of a server starts a process for SQL.
+    heading = page.get_by_role("columnheader", name="cents")
+    expect(heading).to_have_attribute("aria-sort", "descending", timeout=4 * WAIT_MS)
     last = 6
     cents = sorted(order * 7 % LARGE_KEYS + last % 2 + JUMP for order in range(LARGE_KEYS))
     assert column(page, 3) == cents[::-1][:PAGE]
@@ -152,7 +154,9 @@ def test_the_bisect_of_a_key_asks_for_the_column_that_jumped(look: Open) -> None
     assert found is not None, query
     assert before <= int(found[1]) < after
     page.get_by_role("button", name="Start a bisect").click()
-    expect(page.get_by_role("heading", name=f"{FILLED} v{JUMP_FROM} is the first bad commit")).to_be_visible()
+    expect(page.get_by_role("heading", name=f"{FILLED} v{JUMP_FROM} is the first bad commit")).to_be_visible(
+        timeout=4 * WAIT_MS
+    )
 
 
 def test_words_of_our_own_are_not_shown(look: Open) -> None:
