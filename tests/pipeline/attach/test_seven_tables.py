@@ -23,7 +23,7 @@ from slackwater.store.versions.side_tables import table_name
 
 from tests.cli.verbs.calling import MODULE, done
 from tests.keep.attach.following import rows_at
-from tests.pipeline.checkpoint.by_spark import by_spark, plain
+from tests.pipeline.checkpoint.by_spark import by_spark, plain_arrow
 from tests.support.running import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("isolated", "one_spark"), pytest.mark.timeout(1_800)]
@@ -89,7 +89,7 @@ def test_seven_tables_are_followed_as_fast_as_batches_come(
         assert len(found) == len(checkpoint.tables) == 7
         for name, table in zip(declared(checkpoint.tables, 1), checkpoint.tables, strict=True):
             rows = found[table_name("seven", name) if name else "seven"]
-            read = {plain(key): plain(values) for key, values in rows.items()}
+            read = {plain_arrow(key): plain_arrow(values) for key, values in rows.items()}
             assert read == by_spark(spark, where, checkpoint, table, head.attached.next_batch - 1), table.name
 
 

@@ -13,7 +13,7 @@ from slackwater.pipeline.checkpoint.checkpoint import opened
 from slackwater.pipeline.checkpoint.tables import StateTable
 
 from tests.models.profiles import SEARCHES
-from tests.pipeline.checkpoint.by_spark import State, by_spark, plain
+from tests.pipeline.checkpoint.by_spark import State, by_spark, plain_arrow
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
@@ -52,7 +52,7 @@ def _jobs(spark: SparkSession) -> int:
 def _apply(state: State, table: StateTable, changes: pa.Table) -> None:
     keys = set()
     for row in changes.to_pylist():
-        values: tuple[Any, ...] = tuple(plain(row[name]) for name in table.schema.names)
+        values: tuple[Any, ...] = tuple(plain_arrow(row[name]) for name in table.schema.names)
         key, values = values[: len(table.key)], values[len(table.key) :]
         assert key not in keys, "a key is there twice"
         keys.add(key)
