@@ -26,7 +26,7 @@ def mapped(rows: Iterator[DataFrame]) -> Iterator[DataFrame]:
 
 
 @F.udf("string")
-def cleaned(text: str) -> str:
+def cleaned(text):  # type: ignore[no-untyped-def]  by hints Spark would take it for another kind of function
     return text
 
 
