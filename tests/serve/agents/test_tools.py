@@ -151,7 +151,7 @@ def test_a_hidden_value_is_compared_with_nothing_and_nothing_is_computed_of_it(b
 
 def test_what_is_behind_hidden_tables_is_named_to_nobody(blind: Agent) -> None:
     found = blind.fails("query", app=APP, sql="FROM carrier")
-    assert found["message"] == "no table named 'carrier'; the nearest: carriers"
+    assert found["message"] == "no table named 'carrier'; the nearest: carriers, aircraft"
 
 
 def test_a_key_is_guessed_by_nobody(blind: Agent) -> None:
