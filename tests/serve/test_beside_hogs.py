@@ -85,7 +85,6 @@ def hold_beside(url: str, client: Client, hogs: int, a_second: float, least: int
     told = f"{len(alone.took_s)} alone: p99 {alone.p99_s:.4f} s; {len(beside.took_s)} beside: {beside.p99_s:.4f} s"
     assert {each.status for each in found} == {413}
     assert {*alone.statuses} == {*beside.statuses} == {200}, (alone.statuses, beside.statuses)
-    print(told, time.monotonic())
     assert beside.p99_s <= MOST_TIMES * max(alone.p99_s, floor_s), told
 
 
