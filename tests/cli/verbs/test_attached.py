@@ -75,7 +75,6 @@ def test_every_verb_works_on_it(checkpoint: MemoryCheckpoint, store: ObjectStore
     differs = json.loads(slackwater("diff", "shop/totals@v3", "shop", "--json").stdout)
     assert {each["table"]: (each["added"], each["removed"], each["changed"]) for each in differs["tables"]} == {
         "totals": (3, 3, 1),
-        "totals_seen": (6, 0, 0),
     }
     changes = from_json("history", "shop/totals", "DE")["changes"]
     assert [each["after"]["orders"] for each in changes] == [9, 8, 7, 6, 3, 2]
@@ -128,7 +127,8 @@ def test_a_key_of_any_table_is_forgotten_here_and_the_query_may_bring_it_back(
 ) -> None:
     key, seen = ("--key", "totals_seen=[700, null]"), "SELECT count(*) AS n FROM totals_seen WHERE id = 700"
     told = done("forget", "shop", *key, "--dry-run")
-    assert "other tables: totals." in told
+    assert "totals_seen" in told
+    assert "totals " not in told.replace("totals_seen", "")
     assert "the checkpoint memory:checkpoint: a batch of the query that changes the key brings it back" in told
     before = rows_of("shop", "SELECT * FROM totals ORDER BY country")
     done("forget", "shop", *key)

@@ -74,6 +74,7 @@ def test_a_name_that_is_a_files_gets_a_file_of_one_table(words: tuple[str, ...],
     ],
 )
 def test_no_folder_is_made_under_the_name_of_a_file(words: tuple[str, ...], expected: str, tmp_path: Path) -> None:
+    (tmp_path / "x.py").touch()
     before = sorted(tmp_path.iterdir())
     result = slackwater(*words)
     assert (result.exit_code, result.stdout) == (2, "")

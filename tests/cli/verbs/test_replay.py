@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("isolated", "app")
         (("flights/legs@v3", "UA"), 2, "stage 'legs' keeps no table"),
         (("flights/carriers@v3", "UA", "AA"), 2, "found 2 values"),
         (("flights/carriers@v3",), 2, "add --code FILE, the program that ran, or write under [programs]"),
-        (("flights/carriers@v3", "--code", "flights.py"), 2, "nothing says where the Kafka brokers are"),
+        (("flights/carriers@v3", "--code", __file__), 2, "nothing says where the Kafka brokers are"),
         (("flights/carriers@v3", "--bundle", "case.tar"), 2, "expected a name that ends with .zip, found case.tar"),
         (("case.zip", "UA"), 2, "case.zip is a bundle already"),
         (("case.zip", "--bundle", "other.zip"), 2, "case.zip is a bundle already"),

@@ -53,8 +53,8 @@ def test_a_token_of_certificates_has_no_secret(app: FlightsApp) -> None:
         (("serve", "--values"), 2, "give --mcp with it"),
         (("serve", "--host", "0.0.0.0", "--port", "1"), 1, "slackwater token add NAME --app APP makes one"),  # noqa: S104
         (("serve", "--mcp", "--code", "flights"), 2, "APP=FILE"),
-        (("mcp", "--code", "flights=nothing.py"), 1, "there is no such file"),
-        (("mcp", "--code", "flights=nothing.py:rows"), 1, "there is no such file"),
+        (("mcp", "--code", "flights=nothing.py"), 1, "no Python file named 'nothing.py'"),
+        (("mcp", "--code", "flights=nothing.py:rows"), 1, "no Python file named 'nothing.py'"),
         (("query", "flights", "FROM carriers", "--server", "http://127.0.0.1:1"), 1, "does not answer"),
     ],
 )
