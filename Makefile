@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 CHOSEN := not soak and not ci
+# `make test RECORD=--record-durations` writes what each file took to tests/durations.json; the longest begin first.
+RECORD :=
 SERVERS := kafka or spark
 # In Go, where there is Go: tests of them skip elsewhere.
 PROGRAMS := versitygw
@@ -66,10 +68,10 @@ collect: $(READY)
 # needs neither takes the rest of the machine meanwhile. Files begin in their order: left to itself, xdist begins those with
 # the fewest tests last, which here take the longest.
 test-without-servers: programs
-	@nice -n 10 $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder -m "not kafka and not spark and $(CHOSEN)"
+	@nice -n 10 $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder -m "not kafka and not spark and $(CHOSEN)" $(RECORD)
 
 test-with-servers: programs
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "($(SERVERS)) and $(CHOSEN)" \
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "($(SERVERS)) and $(CHOSEN)" $(RECORD) \
 		$$(grep -rlE '$(WITH_SERVERS)' tests --include='test_*.py' | LC_ALL=C sort)
 
 check: $(READY) .types/slackwater ## formatting, lint, types, direction of imports
