@@ -77,7 +77,7 @@ test-with-servers: programs
 check: $(READY) .types/slackwater ## formatting, lint, types, direction of imports
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@MYPYPATH=.types $(BIN)/mypy -m slackwater -m slackwater.testing $(addprefix -p slackwater.,chandy_lamport store fold moments keep search pipeline results client serve cli)
+	@MYPYPATH=.types $(BIN)/mypy -m slackwater -m slackwater.testing $(addprefix -p slackwater.,common chandy_lamport store state snapshot pipeline operations client serve cli)
 	@$(BIN)/lint-imports
 
 format: $(READY) ## format the code and fix what ruff can fix

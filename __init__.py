@@ -17,10 +17,6 @@ __all__ += ["pandas_state", "processor", "sum", "update", "upsert"]
 if TYPE_CHECKING:
     from .app import App
     from .client import open
-    from .fold.kinds.aggregate import aggregate, count, first, last, max, mean, min, sum
-    from .fold.kinds.join import join
-    from .fold.kinds.upsert import upsert
-    from .moments.take.audit_log import because
     from .pipeline.api.event_time import event_time
     from .pipeline.api.pandas_state import pandas_state
     from .pipeline.api.processor import processor
@@ -29,10 +25,14 @@ if TYPE_CHECKING:
     from .pipeline.api.topic import repartition, topic
     from .pipeline.api.update import update
     from .pipeline.messages.decode import decode
+    from .snapshot.take.audit_log import because
+    from .state.kinds.aggregate import aggregate, count, first, last, max, mean, min, sum
+    from .state.kinds.join import join
+    from .state.kinds.upsert import upsert
 
 _MODULES = {
     "App": "app",
-    "because": "moments.take.audit_log",
+    "because": "snapshot.take.audit_log",
     "decode": "pipeline.messages.decode",
     "open": "client",
     **{
@@ -42,8 +42,8 @@ _MODULES = {
     "foreach_version": "pipeline.api.sink",
     "repartition": "pipeline.api.topic",
     **dict.fromkeys(("leveled", "universal"), "pipeline.api.table"),
-    **{name: f"fold.kinds.{name}" for name in ("aggregate", "join", "upsert")},
-    **dict.fromkeys(("count", "first", "last", "max", "mean", "min", "sum"), "fold.kinds.aggregate"),
+    **{name: f"state.kinds.{name}" for name in ("aggregate", "join", "upsert")},
+    **dict.fromkeys(("count", "first", "last", "max", "mean", "min", "sum"), "state.kinds.aggregate"),
 }
 # What Spark, SQL and Kafka Streams call them.
 _OTHER_NAMES = {
@@ -66,7 +66,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name not in _MODULES:
-        from .validation import nearest
+        from .common.validation import nearest
 
         near = f"; did you mean {_OTHER_NAMES[name]!r}?" if name in _OTHER_NAMES else nearest(name.lower(), __all__)
         if name.startswith("_"):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .argument_types import checked_methods
-from .durations import parse_ms
+from .common.argument_types import checked_methods
+from .common.durations import parse_ms
 from .pipeline.api import app as declared
 
 if TYPE_CHECKING:

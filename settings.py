@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from .durations import parse_ms
+from .common.durations import parse_ms
+from .common.validation import nearest
 from .errors import Usage
 from .store.objects.s3.settings import S3Settings, settings_in
 from .store.objects.stats import Prices
 from .store.versions.keys import check_topic
-from .validation import nearest
 
 if TYPE_CHECKING:
-    from .keep.forget.key_fields import DeclaredFields
-    from .keep.gc.retention import Retention
+    from .operations.erasure.key_fields import DeclaredFields
     from .pipeline.kafka.channels import KafkaChannels
     from .pipeline.kafka.protocol import Kafka
     from .pipeline.run.options import Options
-    from .search.watcher import Invariant
+    from .snapshot.bisect.watcher import Invariant
+    from .snapshot.gc.retention import Retention
     from .store.objects.protocol import ObjectStore
     from .store.read.cache import SstCache
 
@@ -90,14 +90,14 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     def retention_of(self, app: str, **said: Any) -> "Retention":
         """An app's own rules, else the common ones, overridden by `said`. Raises `Usage` for a bad number."""
-        from .keep.gc.retention import Retention
+        from .snapshot.gc.retention import Retention
 
         rules: Retention = self.retention.get(app) or self.retention.get("", Retention())
         return replace(rules, **{rule: value for rule, value in said.items() if value is not None})
 
     def declared_fields(self, said: Iterable[str] = ()) -> "DeclaredFields":
         """The fields that lead to keys: those of `[forget]`, and these, `TABLE=FIELD` each. Raises `Usage`."""
-        from .keep.forget.key_fields import DeclaredFields
+        from .operations.erasure.key_fields import DeclaredFields
 
         fields = {table: [*some] for table, some in self.forget.items() if table != "registry"}
         for each in said:
@@ -266,7 +266,7 @@ def _checked(path: Path, name: str, table: object, kind: type[Struct], what: str
 
 def _retention(path: Path, table: object) -> "dict[str, Retention]":
     """`[retention]`: the common rules, and a table for each app that has rules of its own."""
-    from .keep.gc.retention import Retention
+    from .snapshot.gc.retention import Retention
 
     entries = _table(path, "retention", table)
     own = {app: rules for app, rules in entries.items() if isinstance(rules, dict) and app != "input"}
@@ -287,7 +287,7 @@ def _retention(path: Path, table: object) -> "dict[str, Retention]":
 
 
 def _invariant(path: Path, name: str, table: object) -> "Invariant":
-    from .search.watcher import Invariant
+    from .snapshot.bisect.watcher import Invariant
 
     called = f"invariants.{name}"
     values = _Invariant(**_checked(path, called, table, _Invariant, "setting of an invariant"))

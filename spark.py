@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from .moments.cut.graph import Cut
-    from .pipeline.reading.reader import TableReader
+    from .pipeline.spark.reader import TableReader
+    from .snapshot.cut.graph import Cut
 
 _OPTIONS = ("at", "path", "store", "version", "clock_ms")
 
@@ -37,11 +37,11 @@ class SparkSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         """Raises `Usage` for what is no option, path or moment, and `NotFound` for what there is not."""
         super().__init__(options)
-        from . import instants
+        from .common import instants
+        from .common.validation import nearest
         from .errors import Usage
-        from .pipeline.reading.table_at import StorePlace, VersionedTable
+        from .pipeline.spark.table_at import StorePlace, VersionedTable
         from .settings import load
-        from .validation import nearest
 
         for name in options:
             if name.lower() not in _OPTIONS:
@@ -61,13 +61,13 @@ class SparkSource(DataSource):
 
     def schema(self) -> StructType:
         """Spark's hook: the columns that users see."""
-        from .pipeline.reading.reader import columns_of
+        from .pipeline.spark.reader import columns_of
 
         return columns_of(self._at)
 
     def reader(self, schema: StructType) -> TableReader:
         """Spark's hook."""
-        from .pipeline.reading.reader import reader_for
+        from .pipeline.spark.reader import reader_for
 
         return reader_for(self._at, schema)
 
@@ -75,8 +75,8 @@ class SparkSource(DataSource):
 def load_table(spark: SparkSession, root: str, cut: Cut, table: str, columns: Collection[str] = ()) -> DataFrame:
     """A table that a cut of the store `root` has, or some of its columns. Raises `NotFound` for one that it has not."""
     from .errors import NotFound
-    from .pipeline.reading.reader import columns_of
-    from .pipeline.reading.table_at import StorePlace, VersionedTable
+    from .pipeline.spark.reader import columns_of
+    from .pipeline.spark.table_at import StorePlace, VersionedTable
     from .settings import load
 
     register(spark)

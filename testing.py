@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from .client.app import StoredApp
     from .client.moment import Moment
+    from .operations.debugging.replay.compare import Comparison
     from .pipeline.api.app import App
-    from .pipeline.replay.compare import Comparison
 
 __all__ = ["MemoryKafka", "Ran", "Record", "Replayed", "replayed", "run"]
 
@@ -75,10 +75,10 @@ def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | N
         NotFound: There is no such file, or the program has no such stage.
         Refused: The file is no bundle; or the program does not run, or cannot replay it.
     """
-    from .pipeline.replay.bundle import read
-    from .pipeline.replay.bundled import open_bundle
-    from .pipeline.replay.compare import compare
-    from .pipeline.replay.expectation import comparable, sorted_rows
+    from .operations.debugging.replay.bundle import read
+    from .operations.debugging.replay.bundled import open_bundle
+    from .operations.debugging.replay.compare import compare
+    from .operations.debugging.replay.expectation import comparable, sorted_rows
 
     with open_bundle(read(Path(bundle)), None if program is None else Path(program)) as opened:
         found = compare(*opened)

@@ -42,13 +42,13 @@ def _run(bootstrap: str, folder: Path) -> tuple[float, float]:
     import slackwater as sw
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as F
-    from slackwater.moments.cut.resolve import resolve
-    from slackwater.moments.take import snapshots
     from slackwater.pipeline.kafka.channels import KafkaChannels
     from slackwater.pipeline.kafka.open import open_kafka
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run
     from slackwater.pipeline.spark.session import spark_session
+    from slackwater.snapshot.cut.resolve import resolve
+    from slackwater.snapshot.take import snapshots
     from slackwater.store.objects.open import open_store
 
     app = sw.App("bench")

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
-from slackwater.moments.cut.resolve import resolve
-from slackwater.moments.diff.key_history import key_history
-from slackwater.moments.diff.moments import StoredCut, diff
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.diff.key_history import key_history
+from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache

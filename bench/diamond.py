@@ -106,11 +106,11 @@ def _app() -> sw.App:
 
 
 def _run(bootstrap: str, folder: Path) -> Measured:
-    from slackwater.moments.cut.stored import list_snapshots
-    from slackwater.moments.take import taking
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run
     from slackwater.pipeline.spark.session import spark_session
+    from slackwater.snapshot.cut.stored import list_snapshots
+    from slackwater.snapshot.take import taking
     from slackwater.store.objects.open import open_store
 
     store = open_store(str(folder / "store"))

@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from msgspec.structs import replace
-from slackwater.fold.culprit import smallest
-from slackwater.moments.cut.resolve import resolve
-from slackwater.moments.query.sql import connect
-from slackwater.search.predicate import Context, Where
+from slackwater.snapshot.bisect.predicate import Context, Where
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.query.sql import connect
+from slackwater.state.culprit import smallest
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 

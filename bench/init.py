@@ -64,8 +64,8 @@ def rows(folder: Path, quick: bool) -> list[Row]:
 
 
 def _ours(source: Path, folder: Path) -> None:
-    from slackwater.keep.init.initialise import initialise
-    from slackwater.keep.init.source import RowSource
+    from slackwater.operations.exchange.initialise import initialise
+    from slackwater.snapshot.query.row_source import RowSource
     from slackwater.store.objects.open import open_store
     from slackwater.store.versions.manifest import Input, Manifest
 

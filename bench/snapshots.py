@@ -47,9 +47,9 @@ def command(bootstrap: str, folder: Path, num_keys: int) -> tuple[float, int]:
 
 def requests(folder: Path, num_keys: int) -> dict[str, int]:
     """Store requests of a pinned snapshot and of a clone of an app whose table has so many keys."""
-    from slackwater.keep.clone.clone import clone
-    from slackwater.moments.cut.resolve import resolve
-    from slackwater.moments.take import snapshots
+    from slackwater.operations.staging.clone import clone
+    from slackwater.snapshot.cut.resolve import resolve
+    from slackwater.snapshot.take import snapshots
     from slackwater.store.objects.counting import CountingStore
     from slackwater.store.objects.open import open_store
     from slackwater.store.sst import writer

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import typer
 
+from ..common.validation import program_file
 from ..errors import Usage
-from ..validation import program_file
 
 A = TypeVar("A")
 Many = list[str] | None
@@ -96,7 +96,7 @@ def span(
     def parsed(text: str | int) -> int:
         if isinstance(text, int):  # the default
             return text
-        from ..durations import format_ms, parse_ms
+        from ..common.durations import format_ms, parse_ms
 
         try:
             span_ms = parse_ms("", text, bare_seconds=bare_seconds)
@@ -157,7 +157,7 @@ def keys_asked(where: str, words: Sequence[str], keys: Sequence[str], files: Seq
 
 def key_values(key: list[str]) -> tuple[str | None, ...]:
     """The values of a `Key`, None for those that are null."""
-    from ..moments.query.key_text import value_of
+    from ..snapshot.query.key_text import value_of
 
     return tuple(map(value_of, key))
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ..client.show import formats
+from ..client.show.shown import Result
 from ..pipeline.run.news import News
-from ..results import formats
-from ..results.shown import Result
 from . import terminal
 
 if TYPE_CHECKING:
-    from ..keep.gc.collect import Collected
-    from ..moments.status.lag import StageLag
     from ..pipeline.run.stopping import Stop
     from ..pipeline.upkeep.archiver import ArchiveState
+    from ..snapshot.gc.collect import Collected
+    from ..snapshot.status.lag import StageLag
 
 _TICK_S = 0.2
 _WORTH_A_LINE_S = 1.0

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .. import instants
+from ..client.show.formats import store_flag
+from ..common import instants
 from ..errors import Protected, SlackwaterError, Usage
-from ..results.formats import store_flag
 from . import options
 from .groups import Either, Group, Verb
 from .quick import verb_begins
@@ -36,7 +36,7 @@ class Session(Printer):
         """Inside, the log of operations gets the message with whatever is done. Raises `Usage` for one that is none."""
         if not self._message:
             return nullcontext()
-        from ..moments.take.audit_log import because
+        from ..snapshot.take.audit_log import because
 
         return because(self._message)
 

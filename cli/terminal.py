@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Literal, TextIO
 
 import typer
 
+from ..client.show.document import Block, TableBlock
+from ..client.show.shown import Result, drawn, encoded, plain
+from ..common.printable import escaped_in_json, printable
 from ..errors import SlackwaterError
-from ..printable import escaped_in_json, printable
-from ..results.document import Block, TableBlock
-from ..results.shown import Result, drawn, encoded, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -157,7 +157,7 @@ def logs_json() -> bool:
 
 def _write_log(level: str, message: str, *, stderr: bool = True, **more: object) -> None:
     """A line of the log. What runs on this thread names its app, stage, version and span; `more` wins over these."""
-    from ..instants import iso, now_ms
+    from ..common.instants import iso, now_ms
     from ..pipeline.telemetry.under_way import fields
 
     said = {"timestamp": iso(now_ms(), "milliseconds"), "level": level, "message": message, **fields(), **more}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .client import Client, open
 
 if TYPE_CHECKING:
-    from ..moments.query.columns import TableColumn
+    from ..snapshot.query.columns import TableColumn
     from .app import StoredApp
     from .moment import Bisection, Moment, Tables
     from .results import Difference, KeyHistory, Log, TableDifference, Verification
@@ -33,7 +33,7 @@ __all__ = [
 
 _MODULES = {
     "StoredApp": ".app",
-    "TableColumn": "..moments.query.columns",
+    "TableColumn": "..snapshot.query.columns",
     **dict.fromkeys(("Bisection", "Moment", "Tables"), ".moment"),
     **dict.fromkeys(("Difference", "KeyHistory", "Log", "TableDifference", "Verification"), ".results"),
 }

@@ -5,34 +5,34 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from .. import instants
-from ..argument_types import checked_methods
-from ..durations import format_ms
+from ..common import instants
+from ..common.argument_types import checked_methods
+from ..common.durations import format_ms
 from ..errors import Unavailable, Usage
-from ..keep.edit.edit import edit, newest
-from ..keep.forget.family import KeysAsked
-from ..keep.forget.forget import forget as forget_keys
-from ..keep.forget.forget import give_up, look
-from ..keep.gc.collect import MARGIN_MS, collect, explain
-from ..keep.init.source import RowSource
-from ..keep.maintain import protection
-from ..keep.maintain.compact import AppCompactor, Compacted, merged_last, plan
-from ..keep.maintain.stages import rescale, retire
-from ..keep.rejected import retries
-from ..keep.rewind.offsets import Scenario, scopes
-from ..keep.rewind.reset import reset
-from ..keep.rewind.rewind import rewind
-from ..moments.cut.moments import heads_of, stages_of
-from ..moments.cut.refs import parse
-from ..moments.status import lag
-from ..moments.status.archives import archives_of
+from ..operations.erasure.family import KeysAsked
+from ..operations.erasure.forget import forget as forget_keys
+from ..operations.erasure.forget import give_up, look
+from ..operations.maintenance import protection
+from ..operations.maintenance.compact import AppCompactor, Compacted, merged_last, plan
+from ..operations.repair.reset import reset
+from ..operations.repair.rewind import rewind
+from ..operations.repair.rewind_offsets import Scenario, scopes
 from ..pipeline.kafka.channels import group_of
 from ..pipeline.messages.stored import StoredFormats
-from ..results import maintenance, rows
-from ..results.shown import Result
-from ..search.endpoints import BEGINNING
+from ..snapshot.bisect.endpoints import BEGINNING
+from ..snapshot.change import retries
+from ..snapshot.change.edit import edit, newest
+from ..snapshot.change.stages import rescale, retire
+from ..snapshot.cut.moments import heads_of, stages_of
+from ..snapshot.cut.refs import parse
+from ..snapshot.gc.collect import MARGIN_MS, collect, explain
+from ..snapshot.query.row_source import RowSource
+from ..snapshot.status import lag
+from ..snapshot.status.archives import archives_of
 from ..store.versions.apps import read_app
 from .failover import AppFailover
+from .show import maintenance, rows
+from .show.shown import Result
 from .when import When, in_words
 
 _NO_KEY: object = object()
@@ -363,7 +363,7 @@ class StoredApp(AppFailover):
         `Refused` for one without a table.
         """
         # Parquet takes long to load.
-        from ..keep.archive.fill import merge_archives
+        from ..operations.maintenance.archive_fill import merge_archives
 
         client = self._client
         archives = partial(merge_archives, client.store, self.name, full=full, by=client.by, dry_run=dry_run)
@@ -396,7 +396,7 @@ class StoredApp(AppFailover):
             NotFound: there is no such app or moment.
             Refused: Kafka does not let us read, or loses meanwhile what is to be read; the same call goes on.
         """
-        from ..keep.archive.fill import TopicFilled, fill
+        from ..operations.maintenance.archive_fill import TopicFilled, fill
 
         self._check_runs_here("filling the archive", dry_run=dry_run or since is None)
         client = self._client

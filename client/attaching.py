@@ -8,19 +8,19 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from ..errors import Refused, Usage
-from ..keep.attach.tables import name_from
-from ..keep.attach.tail import Tail
-from ..results import programs as shown
-from ..results.shown import Result
+from ..operations.from_spark.attach.tables import name_from
+from ..operations.from_spark.attach.tail import Tail
 from ..store.versions import keys
 from ..store.versions.apps import folder_of
 from .backends import Backends
+from .show import programs as shown
+from .show.shown import Result
 
 if TYPE_CHECKING:
-    from ..keep.adopt.adoption import AdoptedBatch
-    from ..pipeline.adopt.adopting import Query
-    from ..pipeline.adopt.shadow import Shadow
-    from ..pipeline.attach.follower import Follower
+    from ..operations.from_spark.adopt.adopting import Query
+    from ..operations.from_spark.adopt.adoption import AdoptedBatch
+    from ..operations.from_spark.adopt.shadow import Shadow
+    from ..operations.from_spark.attach.follower import Follower
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def tail_of(
     Raises `Usage` for names that no app or stage can have, `NotFound` where there is no checkpoint, and `Refused` where
     it has what cannot be carried.
     """
-    from ..pipeline.attach.opened import opened
+    from ..operations.from_spark.attach.opened import opened
 
     stage = stage or name_from(PurePosixPath(checkpoint.rstrip("/")).name, "state")
     keys.check_name("stage", stage)
@@ -58,7 +58,7 @@ def tail_of(
 
 def follower(client: Backends, tail: Tail, tell: "Callable[[Result], None]") -> "Follower":
     """What keeps it going: rounds, signs of life, merges. `tell` hears of each version."""
-    from ..pipeline.attach.follower import Follower
+    from ..operations.from_spark.attach.follower import Follower
 
     retention = client.settings.retention_of(tail.app)
     return Follower(tail, client.store, lambda landed: tell(shown.landed(tail.app, landed)), retention)
@@ -83,7 +83,7 @@ def query_of(
     attached: str = "",
 ) -> "Query":
     """What is adopted, as what. Raises `Usage` for a name that no stage can have."""
-    from ..pipeline.adopt.adopting import Query
+    from ..operations.from_spark.adopt.adopting import Query
 
     keys.check_name("stage", stage)
     return Query(checkpoint, code, stage, app, tuple(offsets), last_batch, attached)
@@ -99,7 +99,7 @@ def adopt(
     dry_run: bool,
 ) -> Result:
     """Make the stage, of which `tell` hears a line for each version; with `dry_run`, only say what it is made of."""
-    from ..pipeline.adopt.adopting import opened
+    from ..operations.from_spark.adopt.adopting import opened
 
     kafka = client.known_channels("from which the stage goes on").kafka
     batches = range(0)
@@ -124,8 +124,8 @@ def shadow_of(
     client: Backends, query: "Query", *, master: str | None = None, spark_conf: Mapping[str, str] | None = None
 ) -> "Iterator[Shadow]":
     """The stage beside the query, from the last batch of `query` on. Nothing is written into the store."""
-    from ..pipeline.adopt.adopting import opened
-    from ..pipeline.adopt.shadow import shadowing
+    from ..operations.from_spark.adopt.adopting import opened
+    from ..operations.from_spark.adopt.shadow import shadowing
 
     kafka = client.known_channels("from which the stage reads").kafka
     with opened(query, client.store, client.cache, kafka, by=client.by, master=master, conf=spark_conf) as found:
@@ -140,8 +140,8 @@ def emit_program(query: "Query", *, master: str | None = None, spark_conf: Mappi
 
     Raises `Refused` where there is one, or no declaration takes the state over.
     """
-    from ..pipeline.adopt.program_text import program_text
-    from ..pipeline.attach.opened import opened
+    from ..operations.from_spark.adopt.program_text import program_text
+    from ..operations.from_spark.attach.opened import opened
 
     file = Path(query.path)
     if file.exists():

@@ -8,14 +8,14 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from ..common.instants import iso
 from ..errors import Usage
-from ..instants import iso
-from ..results import formats
 from ..settings import Settings
+from .show import formats
 
 if TYPE_CHECKING:
-    from ..moments.cut.graph import Thinned
     from ..pipeline.kafka.channels import KafkaChannels
+    from ..snapshot.cut.graph import Thinned
     from ..store.objects.protocol import ObjectStore
     from ..store.read.cache import SstCache
 
@@ -70,7 +70,7 @@ class Backends:
     @property
     def by(self) -> str:
         """Who works with it, as an app's log has it: user@host."""
-        from ..moments.take.audit_log import whoami
+        from ..snapshot.take.audit_log import whoami
 
         return self._by or whoami()
 

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from ..argument_types import checked, checked_methods
+from ..common.argument_types import checked, checked_methods
 from ..errors import NotFound
-from ..results.document import Block, Title
-from ..results.shown import Shown
 from ..settings import load
 from ..store.versions.apps import folder_of, in_folder, list_apps, read_app
 from .backends import Backends, names_at, names_of_stage
+from .show.document import Block, Title
+from .show.shown import Shown
 from .when import When, in_words
 
 if TYPE_CHECKING:
-    from ..keep.access.tokens import Token, Verb
-    from ..keep.init.initialise import Initialised, Loaded
-    from ..pipeline.migrate.first_version import FirstVersion
-    from ..results.shown import Result
+    from ..operations.exchange.first_version import FirstVersion
+    from ..operations.exchange.initialise import Initialised, Loaded
+    from ..operations.maintenance.tokens import Token, Verb
     from .app import StoredApp
     from .moment import Moment
+    from .show.shown import Result
 
 
 @checked
@@ -94,7 +94,7 @@ class Client(Backends, Shown):
 
     def moment_of_table(self, text: str, done: str) -> "tuple[Moment, str]":
         """The moment of a ref `APP/TABLE@MOMENT`, and the table; else as `moment`. Raises `NotFound` for the table."""
-        from ..moments.cut.moments import heads_of, stages_of
+        from ..snapshot.cut.moments import heads_of, stages_of
         from ..store.versions.side_tables import columns_of, may_have, owner
 
         app, table, moment = names_at(text)
@@ -265,9 +265,9 @@ class Client(Backends, Shown):
     ) -> "tuple[Initialised, FirstVersion]":
         """What `init` does, with `offsets` in the words of the command line; and what the version has besides rows."""
         # Spark's Python side takes a second or two.
-        from ..keep.init.initialise import initialise
-        from ..keep.init.source import RowSource
-        from ..pipeline.migrate.first_version import first_version_of
+        from ..operations.exchange.first_version import first_version_of
+        from ..operations.exchange.initialise import initialise
+        from ..snapshot.query.row_source import RowSource
 
         app, name = names_of_stage(stage)
         rows, kafka = RowSource(file, sql), self.known_channels("from which the app goes on").kafka
@@ -279,13 +279,13 @@ class Client(Backends, Shown):
 
     def tokens(self) -> "tuple[Token, ...]":
         """What may be read over HTTP by whoever has a token. One listing, and a read for each."""
-        from ..keep.access.tokens import TOKENS
+        from ..operations.maintenance.tokens import TOKENS
 
         return TOKENS.all(self.store)
 
     def digest_of(self, token: str) -> str:
         """What is kept of a token."""
-        from ..keep.access.tokens import digest
+        from ..operations.maintenance.tokens import digest
 
         return digest(token)
 
@@ -315,9 +315,9 @@ class Client(Backends, Shown):
 
         Raises `Usage`, `NotFound` for an app, and `Refused` where there is one of that name.
         """
-        from ..instants import now_ms
-        from ..keep.access import tokens
-        from ..results.maintenance import token_added
+        from ..common.instants import now_ms
+        from ..operations.maintenance import tokens
+        from .show.maintenance import token_added
 
         how: dict[str, Any] = {
             "per_s": per_s,
@@ -331,8 +331,8 @@ class Client(Backends, Shown):
 
     def remove_token(self, name: str, *, dry_run: bool = False) -> "Result":
         """Remove a token: instances hear of it within five seconds. Raises `NotFound`."""
-        from ..keep.access import tokens
-        from ..results.maintenance import token_removed
+        from ..operations.maintenance import tokens
+        from .show.maintenance import token_removed
 
         return token_removed(tokens.remove(self.store, name, by=self.by, dry_run=dry_run), dry_run=dry_run)
 

@@ -3,26 +3,26 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from .. import instants
-from ..argument_types import checked_methods
-from ..durations import parse_ms
+from ..common import instants
+from ..common.argument_types import checked_methods
+from ..common.durations import parse_ms
 from ..errors import Refused, SlackwaterError
-from ..keep.clone.clone import clone as make_clone
-from ..keep.clone.first_versions import has_run
-from ..keep.clone.listing import KnownClone, clones
-from ..keep.clone.plan import Terms
-from ..keep.maintain import protection
-from ..keep.maintain.refresh import origin_of, refresh
-from ..keep.maintain.removal import Removal, Removed, remove_app
-from ..moments.take.waiting import asks_nobody
+from ..operations.maintenance import protection
+from ..operations.maintenance.removal import Removal, Removed, remove_app
+from ..operations.staging.clone import clone as make_clone
+from ..operations.staging.clone_plan import Terms
+from ..operations.staging.listing import KnownClone, clones
+from ..operations.staging.refresh import origin_of, refresh
 from ..pipeline.kafka.channels import group_of
-from ..results import maintenance
-from ..results import snapshots as shown
-from ..results.formats import store_flag
-from ..results.shown import Result
+from ..snapshot.change.first_versions import has_run
+from ..snapshot.take.waiting import asks_nobody
 from ..store.versions.apps import called, find_app, folder_of, in_folder
 from .backends import Backends
 from .history import AppHistory
+from .show import maintenance
+from .show import snapshots as shown
+from .show.formats import store_flag
+from .show.shown import Result
 from .when import When
 
 if TYPE_CHECKING:

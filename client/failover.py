@@ -3,20 +3,20 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ..argument_types import checked_methods
-from ..keep.recover.drill import drill
-from ..keep.recover.plan import FailoverTerms
-from ..keep.recover.recover import recover
-from ..keep.replicate.copier import WORKERS
-from ..keep.replicate.replicate import Replicator, Round
-from ..moments.cut.replicas import forget
-from ..results import failover as shown
-from ..results.shown import Result
+from ..common.argument_types import checked_methods
+from ..operations.disaster_recovery.copier import WORKERS
+from ..operations.disaster_recovery.drill import drill
+from ..operations.disaster_recovery.recover import recover
+from ..operations.disaster_recovery.recover_plan import FailoverTerms
+from ..operations.disaster_recovery.replicate import Replicator, Round
+from ..snapshot.cut.replicas import forget
 from ..store.objects.protocol import ObjectStore
 from ..store.versions.apps import read_app
 from .backends import Backends
 from .clones import remove_topics
 from .releases import AppReleases
+from .show import failover as shown
+from .show.shown import Result
 
 if TYPE_CHECKING:
     from ..pipeline.kafka.failover import FailoverKafka

@@ -5,49 +5,49 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import instants
-from ..argument_types import checked_methods
-from ..durations import format_ms
+from ..common import instants
+from ..common.argument_types import checked_methods
+from ..common.durations import format_ms
+from ..common.validation import program_file
 from ..errors import NotFound, Refused, Unavailable, Usage
-from ..keep.maintain.removal import removal_of
-from ..keep.rejected.listing import RejectedRecords, rejected
-from ..keep.verify.topics import TOPICS_SAY
-from ..keep.verify.verify import Report, verify
-from ..moments.cut.graph import Cut
-from ..moments.cut.in_flight import in_flight
-from ..moments.cut.lineage import Lineage, trace
-from ..moments.cut.refs import AtTime, parse
-from ..moments.cut.replicas import PREFIX as REPLICA_CUT
-from ..moments.cut.replicas import check_runs_here
-from ..moments.cut.resolve import again_if_forgotten, resolve
-from ..moments.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, read_snapshot
-from ..moments.diff.key_history import RowHistory, key_history
-from ..moments.query.log import entries, unreplayable
-from ..moments.query.timeline import ThinnedLine, timeline
-from ..moments.status import lag
-from ..moments.take import taking
-from ..moments.take.audit_log import Operation, check_verb, list_operations
-from ..moments.take.remove import remove_or_withdraw
-from ..moments.take.waiting import SnapshotProgress, ask, asks_nobody, take
-from ..results import history, snapshots
-from ..results.document import Block, Title
-from ..results.shown import Result, Shown
-from ..search.endpoints import BEGINNING
-from ..search.flips import scan
-from ..search.predicate import Predicate
-from ..search.search import Edge, bisect
-from ..search.session import Asked, Function, Python
-from ..search.verdict import Evaluation, Flips, Verdict
+from ..operations.maintenance.removal import removal_of
+from ..operations.repair.rejected_listing import RejectedRecords, rejected
+from ..snapshot.bisect.endpoints import BEGINNING
+from ..snapshot.bisect.flips import scan
+from ..snapshot.bisect.predicate import Predicate
+from ..snapshot.bisect.search import Edge, bisect
+from ..snapshot.bisect.session import Asked, Function, Python
+from ..snapshot.bisect.verdict import Evaluation, Flips, Verdict
+from ..snapshot.cut.graph import Cut
+from ..snapshot.cut.in_flight import in_flight
+from ..snapshot.cut.lineage import Lineage, trace
+from ..snapshot.cut.refs import AtTime, parse
+from ..snapshot.cut.replicas import PREFIX as REPLICA_CUT
+from ..snapshot.cut.replicas import check_runs_here
+from ..snapshot.cut.resolve import again_if_forgotten, resolve
+from ..snapshot.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, read_snapshot
+from ..snapshot.diff.key_history import RowHistory, key_history
+from ..snapshot.query.log import entries, unreplayable
+from ..snapshot.query.timeline import ThinnedLine, timeline
+from ..snapshot.status import lag
+from ..snapshot.take import taking
+from ..snapshot.take.audit_log import Operation, check_verb, list_operations
+from ..snapshot.take.remove import remove_or_withdraw
+from ..snapshot.take.waiting import SnapshotProgress, ask, asks_nobody, take
+from ..snapshot.verify.topics import TOPICS_SAY
+from ..snapshot.verify.verify import Report, verify
 from ..store.read.range_reads import at_once
 from ..store.versions import history as history_of
 from ..store.versions.apps import in_folder, read_app
 from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Manifest
-from ..validation import program_file
 from .backends import Backends
 from .moment import Bisection, Moment, Tables
 from .replays import VERSIONS, cause_behind, check
 from .results import Difference, KeyHistory, Log
+from .show import history, snapshots
+from .show.document import Block, Title
+from .show.shown import Result, Shown
 from .status import stages, status, waiting_for
 from .when import When, in_words
 

@@ -4,18 +4,18 @@ from collections.abc import Collection
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from .. import instants
-from ..durations import HOUR_MS
+from ..common import instants
+from ..common.durations import HOUR_MS
+from ..common.validation import installing
 from ..errors import Refused, Usage
-from ..moments.cut.graph import Cut
-from ..moments.cut.refs import parse
-from ..moments.take.audit_log import record
+from ..snapshot.cut.graph import Cut
+from ..snapshot.cut.refs import parse
+from ..snapshot.take.audit_log import record
 from ..store.versions.apps import in_folder
-from ..validation import installing
 from .backends import Backends
 
 if TYPE_CHECKING:
-    from ..keep.iceberg.export import WrittenTable
+    from ..operations.exchange.iceberg.export import WrittenTable
 
 KEEP_MS = HOUR_MS
 """How long an Iceberg snapshot stays that another has replaced, where nobody says."""
@@ -41,7 +41,7 @@ class IcebergTables:
     ) -> None:
         if find_spec("pyiceberg") is None:
             raise Refused("Iceberg tables need the package pyiceberg", hint=installing("iceberg"))
-        from ..keep.iceberg.export import IcebergExport
+        from ..operations.exchange.iceberg.export import IcebergExport
 
         self.ref = ref
         self._client, self._tables = client, tuple(tables)

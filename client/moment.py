@@ -14,16 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from .. import instants
-from ..argument_types import checked_methods
-from ..durations import parse_ms
+from ..common import instants
+from ..common.argument_types import checked_methods
+from ..common.durations import parse_ms
+from ..common.whole_file import check_folder_name, ending_of
 from ..errors import NotFound, Refused, Usage
-from ..moments.cut.graph import Cut, Thinned, channels
-from ..moments.cut.moments import having, later_stages
-from ..moments.cut.resolve import again_if_forgotten, as_known, resolve_around, telling_if_collected
-from ..moments.query.columns import TableColumn, columns, get, look_up, parse_keys, select
-from ..results.document import Block, TableBlock, Time, Title
-from ..results.shown import Result, Shown
+from ..snapshot.cut.graph import Cut, Thinned, channels
+from ..snapshot.cut.moments import having, later_stages
+from ..snapshot.cut.resolve import again_if_forgotten, as_known, resolve_around, telling_if_collected
+from ..snapshot.query.columns import TableColumn, columns, get, look_up, parse_keys, select
 from ..store.objects.counting import CountingStore
 from ..store.objects.stats import Reads
 from ..store.read.multi_get import NO_HASTE, Haste
@@ -34,21 +33,22 @@ from ..store.sst.sorted_runs import touching
 from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Table
 from ..store.versions.side_tables import owner
-from ..whole_file import check_folder_name, ending_of
 from .backends import Backends
+from .show.document import Block, TableBlock, Time, Title
+from .show.shown import Result, Shown
 
 if TYPE_CHECKING:
     import duckdb
     from pyspark.sql import DataFrame, SparkSession
 
-    from ..keep.transfer.export import FolderWritten, OnProgress
-    from ..moments.cut.lineage import Window
-    from ..moments.query.export import Exported
-    from ..moments.query.first_rows import FirstRows
-    from ..moments.query.sql import Bounds
+    from ..operations.exchange.export import FolderWritten, OnProgress
     from ..pipeline.kafka.channels import KafkaChannels
-    from ..search.causes import Cause
-    from ..search.verdict import Guilty, Verdict
+    from ..snapshot.bisect.causes import Cause
+    from ..snapshot.bisect.verdict import Guilty, Verdict
+    from ..snapshot.cut.lineage import Window
+    from ..snapshot.query.export import Exported
+    from ..snapshot.query.first_rows import FirstRows
+    from ..snapshot.query.sql import Bounds
     from .results import Difference, Verification
 
 
@@ -60,7 +60,7 @@ class Tables(Shown, dict[str, tuple[TableColumn, ...]]):
         self.ref = ref
 
     def _blocks(self) -> Iterator[Block]:
-        from ..results.rows import columns_table
+        from .show.rows import columns_table
 
         yield Title(f"tables at {self.ref}")
         yield columns_table(self)
@@ -145,7 +145,7 @@ class Moment(Shown):
                 is; or for more versions than one query reads.
             NotFound: it names a table, column or moment that there is not.
         """
-        from ..moments.query.answers import as_relation
+        from ..snapshot.query.answers import as_relation
 
         return as_relation(self.answer(sql)[0])
 
@@ -162,8 +162,8 @@ class Moment(Shown):
         Notes tell which of its tables there were not yet, or had another name. `bounds` is what it may take, else
         `TooMuch`; `on_moment` hears of each other moment before it is read, and may raise.
         """
-        from ..moments.query.answers import answer, shown_otherwise
-        from ..moments.query.sql import names_channels
+        from ..snapshot.query.answers import answer, shown_otherwise
+        from ..snapshot.query.sql import names_channels
 
         client, cut = self._client, self.current()
         others: dict[str, Cut] = {}
@@ -228,8 +228,8 @@ class Moment(Shown):
             NotFound: there is no such table.
             Refused: there is such a file or folder already, it cannot be written, or records in flight are gone.
         """
-        from ..moments.query.export import ENDINGS
-        from ..results import values
+        from ..snapshot.query.export import ENDINGS
+        from .show import values
 
         where, ending = Path(path), ending_of(path)
         if ending in values.ENDINGS:
@@ -247,9 +247,9 @@ class Moment(Shown):
 
         Raises `Usage` where no table is named and there is not just one, and `Refused` as `export`.
         """
-        from ..moments.query.export import check_free
-        from ..results import values
+        from ..snapshot.query.export import check_free
         from ..store.read.duckdb_view import quoted
+        from .show import values
 
         if not table:
             ref, _, moment = self.ref.partition("@")
@@ -272,9 +272,9 @@ class Moment(Shown):
         self, path: str | PathLike[str], on_progress: OnProgress = lambda _done, _all: None
     ) -> FolderWritten:
         """What `export` does of a folder; gives what was written, and tells how far it is."""
-        from ..keep.transfer.export import export_folder
-        from ..moments.query.export import ENDINGS
-        from ..results import values
+        from ..operations.exchange.export import export_folder
+        from ..snapshot.query.export import ENDINGS
+        from .show import values
 
         client, where = self._client, Path(path)
         if ending_of(path):
@@ -300,7 +300,7 @@ class Moment(Shown):
 
     def write(self, path: Path, tables: list[str] | None = None, *, force: bool = False) -> Exported:
         """What `export` does of a file, for some tables or all; gives what was written."""
-        from ..moments.query.export import export
+        from ..snapshot.query.export import export
 
         client, _ = self._client, self.current()
 
@@ -328,8 +328,8 @@ class Moment(Shown):
             Refused: pyiceberg is not installed (the extra `iceberg`), the folder is another table's, or a table
                 cannot be said in Iceberg.
         """
-        from ..results.rows import iceberg_tables
         from .iceberg import IcebergTables
+        from .show.rows import iceberg_tables
 
         to = IcebergTables(self._client, self.ref, root, tables=tables, keep_ms=parse_ms("keep", keep))
         return iceberg_tables(to.write(self.cut), self.cut, self.ref, to.root)
@@ -397,7 +397,7 @@ class Moment(Shown):
 
         Reads little more than these, whatever the size of the table. Raises `NotFound` where there is no such table.
         """
-        from ..moments.query.first_rows import FIRST, first_rows
+        from ..snapshot.query.first_rows import FIRST, first_rows
 
         client, first = self._client, FIRST if start is None else start
 
@@ -448,7 +448,7 @@ class Moment(Shown):
 
         By topic the next offset of each partition: the effect of what is before it is in the tables.
         """
-        from ..moments.cut.lineage import read_up_to
+        from ..snapshot.cut.lineage import read_up_to
 
         cut = self.cut
         return read_up_to(self._client.store, cut, {owner(table, cut.stages) for table in tables or cut.tables})
@@ -475,7 +475,7 @@ class Moment(Shown):
         The other may be one of another app. What both have is not read: the cost follows what was written since the two
         parted. Raises `NotFound` where neither has such a table.
         """
-        from ..moments.diff.moments import StoredCut, diff
+        from ..snapshot.diff.moments import StoredCut, diff
         from .results import Difference
 
         one, two = (StoredCut(each._client.store, each.current()) for each in (self, other))
@@ -490,7 +490,7 @@ class Moment(Shown):
             Usage: no snapshot keeps the records, and nothing says where Kafka is.
             Refused: the records are gone from Kafka.
         """
-        from ..moments.query.answers import as_relation, channel_tables
+        from ..snapshot.query.answers import as_relation, channel_tables
 
         store = self._client.store
         names = {each.name for each in channels(self.cut)}
@@ -506,8 +506,8 @@ class Moment(Shown):
 
         With `deep`, every byte is read, the whole history, and what Kafka still has; else only manifests and sizes.
         """
-        from ..keep.verify.topics import TOPICS_SAY
-        from ..keep.verify.verify import verify
+        from ..snapshot.verify.topics import TOPICS_SAY
+        from ..snapshot.verify.verify import verify
         from .results import Verification
 
         client, app = self._client, self.cut.app
@@ -524,7 +524,7 @@ class Moment(Shown):
 
 
 def _not_replayed() -> Cause:
-    from ..search.causes import unknown
+    from ..snapshot.bisect.causes import unknown
 
     return unknown("nothing was replayed")
 
@@ -562,20 +562,20 @@ class Bisection(Shown):
     @property
     def rows(self) -> duckdb.DuckDBPyRelation:
         """What the query returns at the bad moment, up to `verdict.MAX_ROWS` rows."""
-        from ..moments.query.answers import as_relation
+        from ..snapshot.query.answers import as_relation
 
         return as_relation(self.verdict.rows)
 
     @property
     def keys(self) -> duckdb.DuckDBPyRelation | None:
         """The keys that the commit turned bad, with `before_…` and `after_…` values; None for a stage without table."""
-        from ..moments.query.answers import as_relation
+        from ..snapshot.query.answers import as_relation
 
         return as_relation(self.verdict.keys.flat()) if self.verdict.keys is not None else None
 
     def _blocks(self) -> Iterable[Block]:
-        from ..results import verdict
-        from ..search.causes import Behind
+        from ..snapshot.bisect.causes import Behind
+        from .show import verdict
 
         about = verdict.blocks(self.verdict, behind=Behind(self.cause, self.record))
         return *about, *verdict.notes(self.verdict)

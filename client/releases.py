@@ -5,19 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..argument_types import checked_methods
+from ..common.argument_types import checked_methods
 from ..errors import Usage
-from ..keep.promote.promote import promote
-from ..results import snapshots
-from ..results.shown import Result
+from ..operations.staging.promote import promote
 from ..store.versions.apps import folder_of
 from .clones import AppClones
+from .show import snapshots
+from .show.shown import Result
 from .when import When
 
 if TYPE_CHECKING:
-    from ..keep.migrate.migrate import Migrated
-    from ..pipeline.migrate.backfill import Backfilled
+    from ..operations.program_changes.backfill import Backfilled
     from ..pipeline.run.options import Options
+    from ..snapshot.change.migrate import Migrated
     from .searches import Reports
 
 
@@ -60,7 +60,7 @@ class AppReleases(AppClones):
                 changed.
         """
         # Spark's Python side takes a second or two.
-        from ..pipeline.migrate.program import migrate_file
+        from ..operations.program_changes.program import migrate_file
 
         options, renames, stages = self._run_options(master, spark_conf, py_files), rename or {}, rename_stage or {}
         return migrate_file(str(code), app=self.name, options=options, renames=renames, stages=stages, dry_run=dry_run)
@@ -94,7 +94,7 @@ class AppReleases(AppClones):
             Refused: nothing that was added can be computed, or the app cannot be migrated.
         """
         # Spark's Python side takes a second or two.
-        from ..pipeline.migrate.backfill import backfill_file
+        from ..operations.program_changes.backfill import backfill_file
         from ..pipeline.run.news import News
 
         self._client.known_channels("from which the past is read")
@@ -166,12 +166,12 @@ class AppReleases(AppClones):
                 and `before` is not given, or an app has the name `keep`.
             KeyboardInterrupt: it was stopped, by Ctrl-C or SIGTERM. Nothing is compared then, and the clone is gone.
         """
+        from ..operations.staging.sample import Sample
+        from ..operations.staging.trial import plan_of, trial
+        from ..operations.staging.trial_plan import Release
         from ..pipeline.run.news import News
-        from ..pipeline.trial.plan import Release
-        from ..pipeline.trial.sample import Sample
-        from ..pipeline.trial.trial import plan_of, trial
-        from ..results import programs, trials
-        from ..results.report import Mask
+        from .show import programs, trials
+        from .show.report import Mask
 
         client, by_stage = self._client, rename_stage or {}
         client.known_channels("which has the input to be read")

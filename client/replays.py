@@ -6,29 +6,29 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..common.instants import when
 from ..errors import Refused, SlackwaterError, Usage
-from ..instants import when
-from ..moments.diff.key_history import RowChange, RowHistory
-from ..moments.query.columns import parse_key
-from ..results.shown import Result
-from ..search.absences import absence, untouched
-from ..search.causes import Behind, Cause, unknown
-from ..search.deploys import guess
-from ..search.operations import operation_of
-from ..search.verdict import Guilty, Hop, Verdict
+from ..snapshot.bisect.absences import absence, untouched
+from ..snapshot.bisect.causes import Behind, Cause, unknown
+from ..snapshot.bisect.deploys import guess
+from ..snapshot.bisect.operations import operation_of
+from ..snapshot.bisect.verdict import Guilty, Hop, Verdict
+from ..snapshot.diff.key_history import RowChange, RowHistory
+from ..snapshot.query.columns import parse_key
 from ..store.versions import history
 from ..store.versions.apps import in_folder, read_app
 from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Manifest
 from .backends import Backends, names_of_stage
 from .moment import Moment
+from .show.shown import Result
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ..pipeline.replay.compare import SentRows
-    from ..pipeline.replay.program import LoadedProgram
-    from ..pipeline.replay.stage_replay import StageReplay
+    from ..operations.debugging.replay.compare import SentRows
+    from ..operations.debugging.replay.program import LoadedProgram
+    from ..operations.debugging.replay.stage_replay import StageReplay
 
     Opened = tuple[StageReplay, Mapping[str, SentRows], pa.Table | None]
 
@@ -137,12 +137,12 @@ def _replayed(client: Backends, verdict: Verdict, codes: Codes, progress: Callab
 
     # Spark's Python side takes a second or two.
     if verdict.bad.stages[verdict.stage].attached is not None:
-        from ..pipeline.replay.causes.window import cause_in_window
+        from ..operations.debugging.causes.window import cause_in_window
 
         kafka = client.known_channels("which have the records of the window", verdict.app).kafka
         return cause_in_window(kafka, verdict, str(codes[0]))
-    from ..pipeline.replay.causes.find import find_cause
-    from ..pipeline.replay.causes.programs import open_programs
+    from ..operations.debugging.causes.find import find_cause
+    from ..operations.debugging.causes.programs import open_programs
 
     kafka = client.known_channels("which have the records to replay").kafka
     with open_programs(client.store, client.cache, kafka, verdict, codes) as (program, *others):
@@ -156,7 +156,7 @@ def records_behind(
     file = client.program_of(found.app, code, "to replay the batches with (--why)", "FILE, the program that ran")
     progress(STARTING)
     with _opened(client, found.app, file) as program:
-        from ..pipeline.replay.record import why
+        from ..operations.debugging.replay.record import why
 
         def record_of(change: RowChange) -> Guilty | None:
             if not change.by_batch:
@@ -194,9 +194,9 @@ def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, .
     ran = after.program.path if after.program is not None else "FILE"
     file = client.program_of(app, code, "to replay with", f"{ran}, the program that ran")
     with _opened(client, after.app, file) as program:
-        from ..pipeline.claim.claim import program_of
-        from ..pipeline.replay.compare import sent_rows
-        from ..pipeline.replay.stage_replay import StageReplay
+        from ..operations.debugging.replay.compare import sent_rows
+        from ..operations.debugging.replay.stage_replay import StageReplay
+        from ..pipeline.run.claim import program_of
 
         now, then = program_of(program.app), after.program
         if now is not None and then is not None and now.checksum != then.checksum:
@@ -209,8 +209,8 @@ def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, .
 @contextmanager
 def batch_in(bundle: Path, code: Path | None) -> "Iterator[Opened]":
     """The batch of a bundle, what it sent, and the keys that it is about. Raises as `open_bundle`."""
-    from ..pipeline.replay.bundle import read
-    from ..pipeline.replay.bundled import open_bundle
+    from ..operations.debugging.replay.bundle import read
+    from ..operations.debugging.replay.bundled import open_bundle
 
     with open_bundle(read(bundle), code) as opened:
         yield opened
@@ -231,9 +231,9 @@ def check(
         raise Usage(f"check: versions is {versions}; expected 1 or more")
     progress(STARTING)
     with _opened(client, app, code) as program:
-        from ..pipeline.check.check import check as check_versions
+        from ..operations.debugging.check.check import check as check_versions
         from ..pipeline.spark.session import has_own_workers
-        from ..results.programs import checked
+        from .show.programs import checked
 
         chosen: list[Manifest] = []
         for stage in program.app.select(stages):
@@ -269,7 +269,7 @@ def _opened(client: Backends, app: str | None, code: str | Path) -> "AbstractCon
     """
     kafka = client.known_channels("which have the records to replay").kafka
     # Spark's Python side takes a second or two.
-    from ..pipeline.replay.program import open_program
+    from ..operations.debugging.replay.program import open_program
     from ..pipeline.run.program import load_app
 
     return open_program(load_app(str(code), name=app), client.store, client.cache, kafka)

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from ..keep.verify.report import Finding
-from ..keep.verify.verify import Report
-from ..moments.cut.graph import Cut
-from ..moments.diff import key_history as history
-from ..moments.diff.moments import TableDiff
-from ..moments.query.answers import as_relation
-from ..moments.query.log import LogEntry
-from ..results.document import Block, TableBlock, Title
-from ..results.history import changes_table, commits_table, table_diff
-from ..results.shown import Shown
-from ..results.status import verified
+from ..snapshot.cut.graph import Cut
+from ..snapshot.diff import key_history as history
+from ..snapshot.diff.moments import TableDiff
+from ..snapshot.query.answers import as_relation
+from ..snapshot.query.log import LogEntry
+from ..snapshot.verify.report import Finding
+from ..snapshot.verify.verify import Report
 from ..store.sst.arrow_types import python_rows
+from .show.document import Block, TableBlock, Title
+from .show.history import changes_table, commits_table, table_diff
+from .show.shown import Shown
+from .show.status import verified
 
 if TYPE_CHECKING:
     import duckdb

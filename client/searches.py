@@ -10,28 +10,28 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from .. import instants
+from ..common import instants
+from ..common.whole_file import check_folder, whole_file
 from ..errors import NotFound, Refused, SlackwaterError, Usage
-from ..moments.query.sql import names_channels
-from ..moments.take.audit_log import record
-from ..results import verdict as shown
-from ..results.document import Page
-from ..results.render import html, markdown
-from ..results.report import Case, Mask, document
-from ..results.shown import Result
-from ..search import session as kept
-from ..search.causes import Behind, Cause
-from ..search.endpoints import BEGINNING, pinned
-from ..search.evidence import collect
-from ..search.predicate import Wanted, Where
-from ..search.session import Asked, KeptSearch, KnownAnswer
-from ..search.verdict import Answer, Evaluation, Verdict
-from ..search.watcher import Findings, Invariant, Watcher, call
+from ..snapshot.bisect import session as kept
+from ..snapshot.bisect.causes import Behind, Cause
+from ..snapshot.bisect.endpoints import BEGINNING, pinned
+from ..snapshot.bisect.evidence import collect
+from ..snapshot.bisect.predicate import Wanted, Where
+from ..snapshot.bisect.session import Asked, KeptSearch, KnownAnswer
+from ..snapshot.bisect.verdict import Answer, Evaluation, Verdict
+from ..snapshot.bisect.watcher import Findings, Invariant, Watcher, call
+from ..snapshot.query.sql import names_channels
+from ..snapshot.take.audit_log import record
 from ..store.versions.apps import folder_of, free_name, in_folder, read_app
-from ..whole_file import check_folder, whole_file
 from .backends import Backends
 from .history import AppHistory
 from .replays import cause_behind
+from .show import verdict as shown
+from .show.document import Page
+from .show.render import html, markdown
+from .show.report import Case, Mask, document
+from .show.shown import Result
 
 _FOLDER = Path(".slackwater")
 """Where they are kept, beside what `dev` keeps."""

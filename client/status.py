@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .. import instants
-from ..durations import format_ms
-from ..moments.cut.graph import Cut
-from ..moments.cut.stored import Request, open_requests
-from ..moments.status.overview import cost_of, overview, overviews, stages_at
-from ..results import status as shown
-from ..results.shown import Result, fields
+from ..common import instants
+from ..common.durations import format_ms
+from ..snapshot.cut.graph import Cut
+from ..snapshot.cut.stored import Request, open_requests
+from ..snapshot.status.overview import cost_of, overview, overviews, stages_at
 from ..store.versions.apps import folder_of, list_apps
 from .backends import Backends
+from .show import status as shown
+from .show.shown import Result, fields
 
 _ANSWERED_MS = 10_000
 """By then a stage that runs has answered, as a rule."""
@@ -44,8 +44,8 @@ def stages(client: Backends, app: str, cut: Cut | None) -> dict[str, object]:
     """
     if cut is not None:
         return {"now": False, "stages": stages_at(cut), "waiting": ()}
-    from ..moments.take.taking import answers
     from ..pipeline.kafka.open import EndOffsets
+    from ..snapshot.take.taking import answers
 
     settings = client.settings
     ends = EndOffsets(settings.open_kafka(), timeout_s=_KAFKA_TIMEOUT_S) if settings.brokers else None
@@ -72,8 +72,8 @@ def waiting_for(client: Backends, app: str, requests: Sequence[Request]) -> Iter
     if not requests:
         return
     # They bring Arrow along, which takes longer to load than the rest of `status` to answer.
-    from ..moments.take.taking import answers
-    from ..moments.take.waiting import ask_whether_gone, silent_stages
+    from ..snapshot.take.taking import answers
+    from ..snapshot.take.waiting import ask_whether_gone, silent_stages
 
     for request in requests:
         if instants.now_ms() - request.created_ms < _ANSWERED_MS:

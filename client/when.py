@@ -2,7 +2,7 @@
 
 from datetime import date, datetime, timedelta
 
-from ..durations import format_ms
+from ..common.durations import format_ms
 
 When = str | date | timedelta
 """What stands behind the `@` of a ref; a `datetime`; a `date`, whose first instant is meant; or so long ago."""

@@ -1,6 +1,20 @@
-"""The PySpark runtime: the public API, sources, the state operator, the runner, Kafka and the embedded servers.
+"""A running app on Spark and Kafka: the public API, sources, batches, sinks, the runner, servers for development.
 
-Everything that needs Spark or Kafka lives here. What is true of moments of an app (cuts, snapshots, diff) is in
-`moments`, bisect in `search`, clone and migration in `keep`, what is durable in `store`; none of it may be written anew
-here. Import the modules, not this package: it stays empty so that nobody waits for Spark who does not use it.
+| room | contents |
+|---|---|
+| `kafka/` | the seam to Kafka, by librdkafka and in memory |
+| `dev/` | servers for development, the demo and tests |
+| `source/` | how far a batch reads, and readers |
+| `telemetry/` | spans and lineage |
+| `api/` | declarations of a program |
+| `spark/` | the session, its workers, tables as batch sources |
+| `messages/` | decoding and encoding of records |
+| `upkeep/` | compaction, fetches and the archive, beside batches |
+| `batch/` | one batch, on the driver and in tasks |
+| `publish/` | sinks |
+| `reject/` | records for which a batch fails |
+| `run/` | claiming, starting, watching and stopping an app |
+
+Rules about batches are in `state`, consistent cuts in `snapshot`, stored objects in `store`; none of them is repeated
+here. Import the modules rather than this package: it stays empty, so that only users of Spark wait for Spark.
 """

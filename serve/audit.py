@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..instants import iso, now_ms
-from ..moments.query.clauses import words
-from ..results.shown import encoded
+from ..client.show.shown import encoded
+from ..common.instants import iso, now_ms
+from ..snapshot.query.clauses import words
 
 AUDIT = logging.getLogger("slackwater.audit")
 """At INFO; whoever wants the lines gives it a handler."""

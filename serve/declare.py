@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
+from ..common.learned import learned
+from ..common.validation import nearest
 from ..errors import Usage
-from ..keep.access.tokens import Verb
-from ..learned import learned
+from ..operations.maintenance.tokens import Verb
 from ..store.versions import keys
-from ..validation import nearest
 
 
 def _text(pattern: str, description: str, *examples: str, most: int = 200) -> Any:

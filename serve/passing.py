@@ -7,8 +7,8 @@ from urllib.parse import quote
 import msgspec
 import pyarrow as pa
 
-from ..instants import now_ms
-from ..learned import learned
+from ..common.instants import now_ms
+from ..common.learned import learned
 from .peers import HOP
 from .rows.fresh import FreshMoment, TableAnswers
 from .rows.look_ups import Key, Rows, at_once

@@ -1,12 +1,12 @@
-"""What is read over HTTP, a few lines a route: ask `client`, show what `results` makes of it."""
+"""What is read over HTTP, a few lines a route: ask `client`, show what `client.show` makes of it."""
 
 from collections.abc import AsyncIterator
 
+from ..client.show import history as shown
+from ..client.show import rows, values
+from ..client.show.shown import Result, fields
 from ..errors import Usage
-from ..moments.query.key_text import key_of
-from ..results import history as shown
-from ..results import rows, values
-from ..results.shown import Result, fields
+from ..snapshot.query.key_text import key_of
 from . import passing
 from .declare import (
     AppName,

@@ -15,10 +15,10 @@ import pyarrow as pa
 from cachetools import LRUCache, TTLCache
 
 from ..client import Client
+from ..client.show.shown import encoded
+from ..common.instants import now_ms
 from ..errors import NotFound
-from ..instants import now_ms
-from ..moments.query.sql import Bounds
-from ..results.shown import encoded
+from ..snapshot.query.sql import Bounds
 from ..store.sst.showable import escaped
 from .errors import NotYet, TooOften
 from .health.metrics import ServeMetrics

@@ -24,9 +24,9 @@ from pebble import ProcessExpired, ProcessPool
 
 from ..client import Client
 from ..errors import TooMuch
-from ..moments.query.hidden import names_of
-from ..moments.query.sql import Bounds
 from ..settings import Settings
+from ..snapshot.query.hidden import names_of
+from ..snapshot.query.sql import Bounds
 from .errors import TooOften
 
 A = TypeVar("A")

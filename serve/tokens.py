@@ -10,8 +10,8 @@ from cachetools import LRUCache
 from starlette.types import Scope
 
 from ..client import Client
-from ..instants import now_ms
-from ..keep.access.tokens import Verb
+from ..common.instants import now_ms
+from ..operations.maintenance.tokens import Verb
 from .errors import Denied, NotKnown, TooOften
 from .health.store_watch import StoreWatch, away
 

@@ -15,8 +15,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..client.show.shown import Result, encoded
 from ..errors import SlackwaterError, TooMuch, Unavailable, Usage
-from ..results.shown import Result, encoded
 from . import reads  # noqa: F401  declares its routes
 from .acting import actions  # noqa: F401  declares its own
 from .audit import write

@@ -15,13 +15,13 @@ import duckdb
 import pytest
 import slackwater as sw
 from slackwater.client import Client, StoredApp
-from slackwater.moments.take.audit_log import list_operations, record, record_once
-from slackwater.moments.take.remove import remove
-from slackwater.moments.take.snapshots import pin
-from slackwater.results.document import Block, TableBlock, Title
-from slackwater.results.shown import Shown
-from slackwater.search.verdict import Evaluation
+from slackwater.client.show.document import Block, TableBlock, Title
+from slackwater.client.show.shown import Shown
 from slackwater.settings import Settings
+from slackwater.snapshot.bisect.verdict import Evaluation
+from slackwater.snapshot.take.audit_log import list_operations, record, record_once
+from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions import keys
 

@@ -7,13 +7,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from slackwater.common.whole_file import own_folder, sweep, temporary_folder
 from slackwater.pipeline.batch.committer import spools_beside
-from slackwater.whole_file import own_folder, sweep, temporary_folder
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from slackwater.whole_file import own_folder
+from slackwater.common.whole_file import own_folder
 with own_folder(Path(sys.argv[1]), "dead") as folder:
     (folder / "x").write_text("x")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from slackwater.errors import Usage
-from slackwater.search.watcher import Invariant
 from slackwater.settings import Settings, load
+from slackwater.snapshot.bisect.watcher import Invariant
 from slackwater.store.objects.stats import Prices
 
 

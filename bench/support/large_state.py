@@ -75,9 +75,9 @@ def write(root: Path, app: sw.App, spark: SparkSession, bootstrap: str, keys: in
 def begun(store: ObjectStore, app: sw.App, spark: SparkSession, bootstrap: str) -> Manifest:
     """The first version of an app of one stage: claimed, nothing read."""
     from slackwater.pipeline.batch.schemas import shapes
-    from slackwater.pipeline.claim.claim import Claimer
     from slackwater.pipeline.kafka.open import open_kafka
     from slackwater.pipeline.publish.prepare import create_internal
+    from slackwater.pipeline.run.claim import Claimer
     from slackwater.store.versions import apps
     from slackwater.store.versions.manifest import AppInfo
 

@@ -116,10 +116,10 @@ def sums_in_flight(bootstrap: str, store: str, columns: Sequence[str]) -> list[f
     """Of all that the one stage of `bench` sent to its channel, which nobody reads, the number and sums of columns."""
     import pyarrow as pa
     import pyarrow.compute as pc
-    from slackwater.moments.cut.in_flight import in_flight
-    from slackwater.moments.cut.resolve import resolve
     from slackwater.pipeline.kafka.channels import KafkaChannels
     from slackwater.pipeline.kafka.open import open_kafka
+    from slackwater.snapshot.cut.in_flight import in_flight
+    from slackwater.snapshot.cut.resolve import resolve
     from slackwater.store.objects.open import open_store
 
     opened = open_store(store)

@@ -22,7 +22,7 @@ from ..support.row import Row
 if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql import DataFrame
-    from slackwater.fold.kinds.join import How
+    from slackwater.state.kinds.join import How
 
 BATCH = 200_000
 """Records of each topic."""

@@ -116,9 +116,9 @@ def _app(keys: int, *, changed: bool) -> sw.App:
 
 
 def _measure(spark: SparkSession, bootstrap: str, folder: Path, keys: int) -> Measured:
-    from slackwater.keep.migrate.migrate import find_plan, migrate
+    from slackwater.operations.program_changes.program import declared
     from slackwater.pipeline.batch.schemas import shapes
-    from slackwater.pipeline.migrate.program import declared
+    from slackwater.snapshot.change.migrate import find_plan, migrate
     from slackwater.store.objects.counting import CountingStore
     from slackwater.store.objects.open import open_store
     from slackwater.store.read.cache import SstCache

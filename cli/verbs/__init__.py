@@ -1,6 +1,6 @@
 """The verbs, by what they are about: each has its options, asks the library, and shows the result.
 
-Not here: what a verb does, what its result looks like (`results`), and any heavy import at a module's top.
+Not here: what a verb does, what its result looks like (`client.show`), and any heavy import at a module's top.
 """
 
 _START = {"dev": "dev", **dict.fromkeys(("run", "init", "attach", "adopt"), "programs")}

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ...client.show import formats
+from ...client.show.shown import Result
 from ...errors import Usage
-from ...results import formats
-from ...results.shown import Result
 from ..options import APP, Many, argument, flag, option, programs
 from ..session import Session, group, verb
 
 if TYPE_CHECKING:
     from ...client.searches import Reports
-    from ...search.session import KeptSearch
-    from ...search.verdict import Answer, Evaluation
+    from ...snapshot.bisect.session import KeptSearch
+    from ...snapshot.bisect.verdict import Answer, Evaluation
 
 words = group()
 
@@ -66,8 +66,8 @@ def bisect(
     twice, or an operation.
     """
     from ...client.searches import Reports, begun, in_folders
-    from ...results import values, verdict
-    from ...search.session import Asked
+    from ...client.show import values, verdict
+    from ...snapshot.bisect.session import Asked
 
     app_name, at, _ = (ref := app_name).partition("@")
     app_name, _, named = app_name.partition("/")
@@ -111,7 +111,7 @@ def start(
     Each answer, `bisect good`, `bad` or `skip`, is followed by the next moment to look at, until one commit is left.
     """
     from ...client.searches import begun, in_folders
-    from ...search.session import Asked
+    from ...snapshot.bisect.session import Asked
 
     asked = in_folders(session.client, Asked(app_name, good=good, bad=bad))
     _go_on(session, begun(session.client, asked))
@@ -164,7 +164,7 @@ def replay(session: Session, file: Path = argument("FILE", "What `bisect log` pr
 def explain(session: Session, app_name: str = APP) -> None:
     """Show of each moment that was looked at what it was found to be, how long that took, and why it was skipped."""
     from ...client.searches import of_app
-    from ...results import verdict
+    from ...client.show import verdict
 
     session.show(verdict.explained(of_app(session.client, app_name)))
 
@@ -190,8 +190,8 @@ def _go_on(
     """Search, and show the verdict or what a person is to look at."""
     from ...client.replays import cause_behind, programs_of
     from ...client.searches import clone_name, go_on
-    from ...results import values
-    from ...results import verdict as shown
+    from ...client.show import values
+    from ...client.show import verdict as shown
 
     client, app, edge = session.client, search.asked.app, search.asked.edge
     with session.progress() as progress:

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from ... import instants
-from ...results import formats
-from ...results.document import TableBlock, Title
-from ...results.shown import Result
-from ...whole_file import check_folder_name
+from ...client.show import formats
+from ...client.show.document import TableBlock, Title
+from ...client.show.shown import Result
+from ...common import instants
+from ...common.whole_file import check_folder_name
 from .. import terminal
 from ..options import DRY_RUN, flag, option
 from ..session import Session, group, verb

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...client.show.shown import Result
 from ...errors import Usage
-from ...results.shown import Result
 from ..options import APP, DRY_RUN, Many, flag, option, pairs, span
 from ..session import Session, verb
 from ..terminal import Progress
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _copying(progress: Progress, name: str) -> Callable[[int, int], None]:
-    from ...results.formats import size
+    from ...client.show.formats import size
 
     return lambda objects, size_bytes: progress("", f"{name}: {objects:,} objects, {size(size_bytes)} copied")
 
@@ -47,7 +47,7 @@ def replicate(
     --kafka, what was on the way between stages is kept with it. What gc takes from the app goes there, too. Killed
     anywhere, or started twice, it goes on where it was.
     """
-    from ...results.failover import round_data, round_line
+    from ...client.show.failover import round_data, round_line
 
     app = session.app(app_name)
     if end:
@@ -66,7 +66,7 @@ def replicate(
         session.note("note: nothing says where Kafka is, so records on the way are not kept (--kafka)")
     observed = None
     if metrics is not None:
-        from ...pipeline.run.metrics import ReplicaMetrics
+        from ...operations.disaster_recovery.replica_metrics import ReplicaMetrics
 
         observed = ReplicaMetrics(app.name, copies.target.url)
         session.note(f"metrics: http://localhost:{observed.serve(metrics)}/metrics")

@@ -5,9 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...durations import HOUR_MS
+from ...client.show.shown import Result
+from ...common.durations import HOUR_MS
 from ...errors import Usage
-from ...results.shown import Result
 from ..options import (
     ALSO,
     APP,
@@ -220,7 +220,7 @@ def compact(
     What is merged is committed as versions of their own, which change no row. The app may run meanwhile; when a batch
     is committed first, the result is put into the version after it. This process gives way to others on the machine.
     """
-    from ...results.maintenance import compacted_line
+    from ...client.show.maintenance import compacted_line
 
     if watch and (full or dry_run):
         raise Usage(f"--watch and {'--full' if full else '--dry-run'} exclude each other")

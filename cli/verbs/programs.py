@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from ...client.show import formats
 from ...errors import Usage
-from ...results import formats
 from ..options import CONF, DRY_RUN, PY_FILES, STAGE, Many, argument, flag, option, pairs, program, span
 from ..reporter import reporting
 from ..session import Session, verb
 
 if TYPE_CHECKING:
-    from ...keep.init.initialise import Loaded
+    from ...operations.exchange.initialise import Loaded
     from ...pipeline.batch.batch_report import BatchReport
     from ...pipeline.run.options import Options
 
@@ -91,8 +91,8 @@ def run(
         reporter.doing(f"loading {file}")
         with stop.at_once():
             # Spark's Python side takes a second or two.
+            from ...client.show.programs import commit_line
             from ...pipeline.run.program import run_file
-            from ...results.programs import commit_line
 
         observed = None
         if metrics is not None:
@@ -228,9 +228,9 @@ def adopt(
     some differ, the exit code is 1.
     """
     from ...client import attaching
+    from ...client.show import programs as shown
     from ...pipeline.run.stopping import stop_signals
     from ...pipeline.spark.conf import settings_of
-    from ...results import programs as shown
 
     if sum((emit_program, shadow, dry_run)) > 1:
         raise Usage("--emit-program, --shadow and --dry-run exclude each other")
@@ -298,7 +298,7 @@ def init(
     commit: before it nobody sees anything, and a call that was interrupted is made good by the same call. The first
     `slackwater run` goes on from it; the app's other stages begin empty, at these offsets or where the program says.
     """
-    from ...results.programs import initialised
+    from ...client.show.programs import initialised
 
     app, _ = session.stage(stage)
     program = session.client.program_of(app.name, code, "declares the table")
@@ -371,9 +371,9 @@ def migrate(
     with reporting(session) as reporter:
         reporter.doing(f"loading {file}")
         # Spark's Python side takes a second or two.
-        from ...pipeline.migrate.backfill import backfill_file
-        from ...pipeline.migrate.program import migrate_file
-        from ...results.programs import migrated
+        from ...client.show.programs import migrated
+        from ...operations.program_changes.backfill import backfill_file
+        from ...operations.program_changes.program import migrate_file
 
         names: Any = {"app": app_name, "renames": renames, "stages": stages}
         how: Any = {"options": run_options, "dry_run": dry_run, "news": reporter}

@@ -40,8 +40,8 @@ def replay(
     different. Exits with 1 when any does.
     """
     from ...client.replays import STARTING, batch_in, batch_of
-    from ...pipeline.replay.compare import compare
-    from ...results.programs import replayed
+    from ...client.show.programs import replayed
+    from ...operations.debugging.replay.compare import compare
 
     given, written = Path(ref) if ref.endswith(_ZIP) else None, bundle
     if given is not None and (bundle is not None or key):
@@ -51,7 +51,7 @@ def replay(
     if written is not None and written.suffix != _ZIP:
         raise Usage(f"a bundle is a zip: expected a name that ends with {_ZIP}, found {written}")
     if pytest is not None:
-        from ...pipeline.replay.expectation import check_beside
+        from ...operations.debugging.replay.expectation import check_beside
 
         check_beside(pytest, written or Path(ref))
     with ExitStack() as until_done:
@@ -61,7 +61,7 @@ def replay(
             batch, sent, only = until_done.enter_context(opened)
         # Nothing is drawn from here on: a debugger may have the terminal.
         if stop:
-            from ...pipeline.replay.program import stop_in
+            from ...operations.debugging.replay.program import stop_in
 
             # Not before: its function ran once already, to see what columns it gives.
             session.note(f"stopping in {' and '.join(stop_in(batch.stage))}")
@@ -72,12 +72,12 @@ def replay(
                 raise typer.Exit(_LEFT_DEBUGGER) from None
             raise
         if written is not None:
-            from ...pipeline.replay.bundle import write
-            from ...pipeline.replay.bundled import capture
+            from ...operations.debugging.replay.bundle import write
+            from ...operations.debugging.replay.bundled import capture
 
             write(capture(batch, found, sent, only), written)
     if pytest is not None:
-        from ...pipeline.replay.expectation import write_test
+        from ...operations.debugging.replay.expectation import write_test
 
         # Without --code, a test of a bundle that was there runs the program in it.
         program = None if given is not None and code is None else batch.program.app.file

@@ -6,10 +6,10 @@ from typing import Any
 
 import typer
 
+from ...client.show import formats
+from ...client.show.shown import Result
+from ...common.whole_file import ending_of
 from ...errors import Usage
-from ...results import formats
-from ...results.shown import Result
-from ...whole_file import ending_of
 from ..options import APP, DRY_RUN, KEY, REF, TABLE_AT, Many, argument, flag, key_values, option, span
 from ..quick import no_user_code
 from ..session import Session, check_table, verb
@@ -52,7 +52,7 @@ def query(
     if sql is not None and file is not None:
         raise Usage("the query is given twice: as an argument and with --file", hint="give one of them")
     no_user_code()
-    from ...results import rows, values
+    from ...client.show import rows, values
 
     if file is not None or sql == "-":
         data = typer.get_binary_stream("stdin").read() if file is None else file.read_bytes()
@@ -87,7 +87,7 @@ def query(
 def _ask(session: Session, server: str, ref: str, sql: str | None, out: Path | None, limit: int) -> None:
     """What `query` does, of a server."""
     from ...client import open as opened
-    from ...results import rows, values
+    from ...client.show import rows, values
 
     with opened(server) as asked:
         moment: Any = asked.moment(ref, "shown")  # a server's: it gives what is said beside rows as data
@@ -107,8 +107,8 @@ def _ask(session: Session, server: str, ref: str, sql: str | None, out: Path | N
 
 def _show_page(session: Session, ref: str) -> None:
     """Serve the page until Ctrl-C or SIGTERM."""
-    from ...moments.query.export import check_page, page
     from ...pipeline.run.stopping import stop_signals
+    from ...snapshot.query.export import check_page, page
 
     check_page()
     moment = session.client.moment(ref, "shown")
@@ -136,7 +136,7 @@ def get(
     Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
     """
     no_user_code()
-    from ...results.rows import row
+    from ...client.show.rows import row
 
     check_table(ref, key)
     moment, table = session.client.moment_of_table(ref, "read")
@@ -178,9 +178,9 @@ def export(
     With --iceberg no row is copied: each table gets metadata of Iceberg's that points at the SSTs, in a folder of its
     name, and a snapshot of the app keeps these. Any reader of Iceberg tables opens it.
     """
-    from ...moments.query.export import ENDINGS
-    from ...results import values
-    from ...results.rows import exported, exported_folder
+    from ...client.show import values
+    from ...client.show.rows import exported, exported_folder
+    from ...snapshot.query.export import ENDINGS
 
     if iceberg:
         from .transfer import export_iceberg
@@ -249,6 +249,6 @@ def rejected(
     if retry:
         session.show(app.retry(stage or "", dry_run=dry_run))
     else:
-        from ...results.rows import rejected as shown
+        from ...client.show.rows import rejected as shown
 
         session.show(shown(app.rejected(stage=stage or "", limit=limit, every=every), limit))

@@ -4,8 +4,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...common.validation import installing, program_file
 from ...errors import Refused, Unavailable, Usage
-from ...validation import installing, program_file
 from ..options import DRY_RUN, Many, argument, flag, option, pairs, span
 from ..session import Session, group, verb
 
@@ -173,7 +173,7 @@ def add(
 @verb("slackwater token list", of=token, name="list")
 def list_(session: Session) -> None:
     """Show the tokens of the store: what each may read, and who made it."""
-    from ...results.maintenance import tokens
+    from ...client.show.maintenance import tokens
 
     session.show(tokens(session.client.tokens()))
 

@@ -4,16 +4,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ... import instants
+from ...client.show.document import TableBlock
+from ...common import instants
 from ...errors import Usage
-from ...results.document import TableBlock
 from ..options import APP, DRY_RUN, argument, flag, option, span
 from ..session import Session, group, verb
 from ..terminal import Progress
 
 if TYPE_CHECKING:
     from ...client import StoredApp
-    from ...moments.take.waiting import SnapshotProgress
+    from ...snapshot.take.waiting import SnapshotProgress
 
 snapshot = group(
     "Take, list, show and remove snapshots of an app.",

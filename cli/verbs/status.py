@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...durations import HOUR_MS
+from ...common.durations import HOUR_MS
 from ...errors import Usage
 from ..options import (
     ALSO,
@@ -93,7 +93,7 @@ def log(
     still holds what each version read, so that it can be replayed. --operations shows instead who took, removed or
     cloned what.
     """
-    from ...results import history
+    from ...client.show import history
 
     app = session.app(app_name)
     if operations:
@@ -126,7 +126,7 @@ def history(
     expired are among them. Versions that did not write the key are not read.
     """
     from ...client.replays import records_behind
-    from ...results.history import key_history as shown
+    from ...client.show.history import key_history as shown
 
     app, table = session.table(table_name, key)
     found = app.history(table, key_values(key), limit=limit).found
@@ -160,8 +160,8 @@ def diff(
     state. Refs that name one table, as APP/TABLE@-5m, compare only that. Exits with 1 when something differs.
     """
     no_user_code()
-    from ...results import values
-    from ...results.history import diff as shown
+    from ...client.show import values
+    from ...client.show.history import diff as shown
 
     if stat and keys:
         raise Usage("--stat shows no keys, so it does not go with --keys", hint="leave one of them out")
@@ -208,7 +208,7 @@ def verify(
     be told, such as of bytes without a schema, which exits with 1 as well; and what is out of reach. The keys are asked
     for again, because nothing that is stored says which they were.
     """
-    from ...results.status import verification
+    from ...client.show.status import verification
 
     if forgotten != bool(key or keys or words):
         raise Usage(

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection
 
-from ... import instants
+from ...common import instants
+from ...common.whole_file import check_folder_name
 from ...errors import Usage
-from ...whole_file import check_folder_name
 from ..session import Session, repeat
 
 
@@ -13,8 +13,8 @@ def export_iceberg(
 ) -> None:
     """Write them; with `every_ms`, again and again until Ctrl-C or SIGTERM. What is the same then is not shown."""
     from ...client.iceberg import IcebergTables
+    from ...client.show.rows import iceberg_tables
     from ...pipeline.run.stopping import stop_signals
-    from ...results.rows import iceberg_tables
 
     check_folder_name(root, "--iceberg")
     to = IcebergTables(session.client, ref, root, tables=tables, keep_ms=keep_ms)

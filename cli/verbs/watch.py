@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ... import instants
+from ...client.show.shown import Result
+from ...common import instants
+from ...common.whole_file import check_folder_name
 from ...errors import SlackwaterError, Unavailable
-from ...results.shown import Result
-from ...whole_file import check_folder_name
 from ..options import APP, flag, option
 from ..session import Session, repeat, verb
 
 if TYPE_CHECKING:
     from ...client.searches import WatchedApp
-    from ...search.verdict import Evaluation, Verdict
-    from ...search.watcher import Findings, Invariant
+    from ...snapshot.bisect.verdict import Evaluation, Verdict
+    from ...snapshot.bisect.watcher import Findings, Invariant
 
 
 @verb(
@@ -59,7 +59,7 @@ def _evaluate(session: Session, app: "WatchedApp", folder: Path | None) -> bool:
 
     Reports go to `folder`; without it, no commit is searched for.
     """
-    from ...results import verdict as shown
+    from ...client.show import verdict as shown
 
     look = app.look(instants.now_ms())
     if look is None:
@@ -89,7 +89,7 @@ def _search(
     session: Session, app: "WatchedApp", invariant: "Invariant", look: "Findings", folder: Path | None
 ) -> "tuple[Verdict | None, Path | None]":
     """What broke the invariant, and the report of that; None for what there is not."""
-    from ...results import verdict as shown
+    from ...client.show import verdict as shown
 
     if folder is None:
         return None, None

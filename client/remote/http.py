@@ -10,8 +10,8 @@ import pyarrow as pa
 import urllib3
 
 from ... import errors
+from ...common.learned import learned
 from ...errors import Forbidden, Refused, SlackwaterError, Unavailable, Usage
-from ...learned import learned
 
 T = TypeVar("T")
 _ARROW = "application/vnd.apache.arrow.stream"

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import msgspec
 import pyarrow as pa
 
-from ... import instants
+from ...common import instants
+from ...common.learned import learned
 from ...errors import Refused, TooMuch
-from ...keep.verify.verify import Report
-from ...learned import learned
-from ...moments.cut.graph import Cut, Thinned
-from ...moments.query.answers import as_relation
-from ...moments.query.columns import TableColumn
-from ...results.document import Block, TableBlock, Title
-from ...results.rows import columns_table
-from ...results.shown import Shown
+from ...snapshot.cut.graph import Cut, Thinned
+from ...snapshot.query.answers import as_relation
+from ...snapshot.query.columns import TableColumn
+from ...snapshot.verify.verify import Report
 from ...store.sst.arrow_types import python_rows
 from ..moment import Tables
 from ..results import Difference, Verification
+from ..show.document import Block, TableBlock, Title
+from ..show.rows import columns_table
+from ..show.shown import Shown
 from .http import Http
 from .values import table_diff, text
 

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from ...keep.rejected.listing import RejectedRecords
-from ...keep.verify.verify import Report
-from ...learned import learned
-from ...moments.cut.lineage import Lineage, Window
-from ...moments.cut.stored import Snapshot
-from ...moments.diff.key_history import RowChange, RowHistory
-from ...moments.query.log import LogEntry
-from ...moments.query.timeline import CommitPoint, Mark, ThinnedLine
-from ...moments.take.audit_log import Operation
-from ...results import history
-from ...results.document import Block, Title
-from ...results.shown import Result
+from ...common.learned import learned
+from ...operations.repair.rejected_listing import RejectedRecords
+from ...snapshot.cut.lineage import Lineage, Window
+from ...snapshot.cut.stored import Snapshot
+from ...snapshot.diff.key_history import RowChange, RowHistory
+from ...snapshot.query.log import LogEntry
+from ...snapshot.query.timeline import CommitPoint, Mark, ThinnedLine
+from ...snapshot.take.audit_log import Operation
+from ...snapshot.verify.verify import Report
 from ...store.objects.stats import Reads
 from ...store.sst.arrow_types import to_arrow
 from ..results import Difference, KeyHistory, Log
+from ..show import history
+from ..show.document import Block, Title
+from ..show.shown import Result
 from ..when import When, in_words
 from .http import Http
 from .moment import MOST, Served, ServedMoment

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ...learned import learned
-from ...moments.diff.key_changes import KeyChanges
-from ...moments.diff.moments import ColumnMatch, TableDiff
-from ...moments.query.columns import TableColumn, value_of
-from ...moments.query.key_text import text_of_key
+from ...common.learned import learned
+from ...snapshot.diff.key_changes import KeyChanges
+from ...snapshot.diff.moments import ColumnMatch, TableDiff
+from ...snapshot.query.columns import TableColumn, value_of
+from ...snapshot.query.key_text import text_of_key
 from ...store.sst.arrow_types import to_arrow
 
 

@@ -6,13 +6,13 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Self
 
-from ...argument_types import checked
+from ...common.argument_types import checked
+from ...common.validation import whole
 from ...errors import NotFound, Refused, Usage
-from ...fold.kinds.due import Final
-from ...fold.kinds.kind import Kind
+from ...state.kinds.due import Final
+from ...state.kinds.kind import Kind
 from ...store.versions.keys import check_name
 from ...store.versions.side_tables import REJECTED, table_name
-from ...validation import whole
 from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions, as_they_came, late_channel
 from .sink import FunctionSink, Sink, TopicSink, internal_topic
 from .stage import OnError, Stage, Transform, check_options, check_rejects, check_stage, several

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ...argument_types import checked
-from ...durations import parse_ms
+from ...common.argument_types import checked
+from ...common.durations import parse_ms
 from ...errors import Usage
-from ...fold.kinds.kind import Kind
+from ...state.kinds.kind import Kind
 from ...store.versions.limits import MAX_TTL_MS
 from .sink import FunctionSink, Sink, TopicSink
 from .topic import Repartition, repartition

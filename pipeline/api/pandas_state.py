@@ -7,11 +7,11 @@ from typing import Any, get_args
 from pyspark.sql import Row
 from pyspark.sql.streaming.state import GroupState
 
-from ...argument_types import checked
+from ...common.argument_types import checked
 from ...errors import Usage
-from ...fold.kinds.kind import BatchMoment
-from ...fold.kinds.pandas_state import Called, FunctionCode, PandasState, Timeout
-from ...fold.kinds.structs import Fields
+from ...state.kinds.kind import BatchMoment
+from ...state.kinds.pandas_state import Called, FunctionCode, PandasState, Timeout
+from ...state.kinds.structs import Fields
 from .python_rows import AsFrames
 from .update import Columns, schema_of
 

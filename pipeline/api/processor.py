@@ -10,12 +10,12 @@ from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 
-from ...argument_types import checked
+from ...common.argument_types import checked
 from ...errors import Refused, Usage
-from ...fold.kinds.kind import BatchMoment
-from ...fold.kinds.processor import Processor, ProcessorCode, TimeMode
-from ...fold.kinds.spark_code import Handle
-from ...fold.kinds.state_variables import Form, StateColumn, Variable
+from ...state.kinds.kind import BatchMoment
+from ...state.kinds.processor import Processor, ProcessorCode, TimeMode
+from ...state.kinds.spark_code import Handle
+from ...state.kinds.state_variables import Form, StateColumn, Variable
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from .python_rows import AsFrames, AsRows
 from .update import Columns, schema_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ...errors import Refused, Usage
-from ...fold.kinds.kind import Kind
+from ...state.kinds.kind import Kind
 from ...store.versions.keys import check_topic
 from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions
 from .sink import FunctionSink, Sink, TopicSink

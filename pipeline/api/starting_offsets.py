@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ...common.validation import whole
 from ...errors import Refused, Usage
-from ...validation import whole
 
 _LATEST, _EARLIEST = -1, -2
 _Whole = Annotated[int, msgspec.Meta(ge=0)]

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from msgspec.structs import replace
 
-from ...argument_types import checked
-from ...durations import parse_ms
+from ...common.argument_types import checked
+from ...common.durations import parse_ms
+from ...common.validation import finite, whole
 from ...errors import NotFound, Usage
 from ...store.versions import limits
 from ...store.versions.manifest import Policy, Ttl, is_internal
-from ...validation import finite, whole
 
 L0_SLOWDOWN = 20
 L0_STOP = 36

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...argument_types import checked
+from ...common.argument_types import checked
+from ...common.validation import whole
 from ...errors import Usage
 from ...store.versions.keys import check_name, check_topic
 from ...store.versions.limits import MAX_KAFKA_PARTITIONS
-from ...validation import whole
 from .starting_offsets import StartingOffsets, starting_offsets_of
 
 

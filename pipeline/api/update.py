@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from ...argument_types import checked
+from ...common.argument_types import checked
 from ...errors import Usage
-from ...fold.kinds.kind import DueBy
-from ...fold.kinds.update import Code, Function, Update
+from ...state.kinds.kind import DueBy
+from ...state.kinds.update import Code, Function, Update
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

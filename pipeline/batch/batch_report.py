@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Self
 
-from ...fold.next_version import TaskReport
-from ...fold.records import windows
+from ...state.next_version import TaskReport
+from ...state.records import windows
 from ...store.compaction.plan import Compaction
 from ...store.objects.stats import Stats
 from ...store.sst.sorted_runs import l0_files

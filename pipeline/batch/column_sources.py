@@ -16,7 +16,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from ...keep.forget.fields import ANY, NAMES, Field
+from ...snapshot.query.fields import ANY, NAMES, Field
 from ...store.versions.column_types import FieldSource
 from ..messages.decode import format_of
 from ..spark.plans import first_column, plan_of

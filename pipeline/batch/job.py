@@ -14,14 +14,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ... import instants
-from ...fold.event_time import BatchTimes, Lateness, Times, due_after
-from ...fold.failing import StateFailed
-from ...fold.multi_input import TAG, name_of
-from ...fold.next_version import TaskReport, Written
-from ...fold.records import Position
-from ...fold.step import Step
-from ...learned import learned
+from ...common import instants
+from ...common.learned import learned
+from ...state.event_time import BatchTimes, Lateness, Times, due_after
+from ...state.failing import StateFailed
+from ...state.multi_input import TAG, name_of
+from ...state.next_version import TaskReport, Written
+from ...state.records import Position
+from ...state.step import Step
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.settings import S3Access
 from ...store.read.cache import SstCache

@@ -12,9 +12,9 @@ from pyspark import __version__
 from pyspark.sql import DataFrame
 from pyspark.sql import types as t
 
-from ...fold.event_time import AHEAD, AT
-from ...fold.kinds.aggregate import MOST_TASKS, ROWS, TASKS, Aggregate, part
-from ...fold.next_version import TaskReport
+from ...state.event_time import AHEAD, AT
+from ...state.kinds.aggregate import MOST_TASKS, ROWS, TASKS, Aggregate, part
+from ...state.next_version import TaskReport
 from ...store.versions.column_types import in_backticks
 from .state_task import StateTask
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ...fold.records import Position
+from ...state.records import Position
 from ...store.objects.s3.settings import aws_variables
 from ...store.versions.manifest import Manifest
 from ..source.data_source import open_stream

@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField
 
-from ...fold.event_time import Times
-from ...fold.failing import RECORD
+from ...state.event_time import Times
+from ...state.failing import RECORD
 from ...store.versions.column_types import in_backticks
 from ..api.stage import Stage
 from ..source.spark_types import spark_schema_of

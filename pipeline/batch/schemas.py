@@ -12,19 +12,19 @@ from msgspec import structs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from ...common.whole_file import temporary_folder
 from ...errors import NotFound, Refused, Usage
-from ...fold.event_time import TimeRules, Watermark
-from ...fold.fits import check_default
-from ...fold.kinds.due import window_of
-from ...fold.kinds.kind import Bound, DueBy, Kind, key_of_table, of_input
-from ...fold.multi_input import name_of
+from ...state.event_time import TimeRules, Watermark
+from ...state.fits import check_default
+from ...state.kinds.due import window_of
+from ...state.kinds.kind import Bound, DueBy, Kind, key_of_table, of_input
+from ...state.multi_input import name_of
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import HASH
 from ...store.versions import keys
 from ...store.versions.column_types import FieldSource, Lineage, in_backticks
 from ...store.versions.manifest import Column, Table, is_internal
-from ...whole_file import temporary_folder
 from ..api.app import App
 from ..api.sink import Sink
 from ..api.stage import Stage

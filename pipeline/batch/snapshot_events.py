@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from ...chandy_lamport import events as cl
 from ...chandy_lamport.process import Process
 from ...errors import Corruption
-from ...fold.next_version import Outcome
-from ...fold.records import Position
+from ...state.next_version import Outcome
+from ...state.records import Position
 from ...store.versions.manifest import Manifest, Span
 
 

@@ -13,15 +13,15 @@ from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ... import instants
+from ...common import instants
 from ...errors import SlackwaterError, Unavailable
-from ...fold.event_time import BatchTimes
-from ...fold.next_version import Outcome, TaskReport, Written, has_rows, next_version
-from ...fold.records import Position
-from ...keep.backfill.fill import fill_changes
-from ...keep.edit.edit import change_of, newest
-from ...keep.edit.edited import edited
-from ...keep.edit.request import EDITS, EditRequest, done_by
+from ...snapshot.change.edit import change_of, newest
+from ...snapshot.change.edit_request import EDITS, EditRequest, done_by
+from ...snapshot.change.edited import edited
+from ...snapshot.change.fill import fill_changes
+from ...state.event_time import BatchTimes
+from ...state.next_version import Outcome, TaskReport, Written, has_rows, next_version
+from ...state.records import Position
 from ...store.compaction import plan
 from ...store.compaction.plan import Done
 from ...store.objects.local import SpooledStore

@@ -1,6 +1,6 @@
 """What a Spark task does with one state partition of a micro-batch, in its Python worker.
 
-Look up the batch's keys, have `fold.step` merge, write one L0 SST, write what the state emits to Kafka, and report.
+Look up the batch's keys, have `state.step` merge, write one L0 SST, write what the state emits to Kafka, and report.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from ...fold.kinds.aggregate import num_rows
-from ...fold.next_version import TaskReport
-from ...fold.step import Made, Step
+from ...state.kinds.aggregate import num_rows
+from ...state.next_version import TaskReport
+from ...state.step import Made, Step
 from ...store.objects.stats import Reads, looked_up
 from ...store.read.multi_get import LookUps
 from ...store.sst import sorted_runs, writer

@@ -17,11 +17,11 @@ from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StructType
 
 from ...errors import BadRecord
-from ...fold.event_time import Times
-from ...fold.failing import StateFailed
-from ...fold.kinds.aggregate import num_partials, num_rows
-from ...fold.multi_input import by_input
-from ...fold.next_version import SentTo, TaskReport, Unsent
+from ...state.event_time import Times
+from ...state.failing import StateFailed
+from ...state.kinds.aggregate import num_partials, num_rows
+from ...state.multi_input import by_input
+from ...state.next_version import SentTo, TaskReport, Unsent
 from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import hash_keys, partition_of
 from ...store.versions.manifest import Manifest

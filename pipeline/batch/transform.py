@@ -15,9 +15,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from ...errors import Refused
-from ...fold.event_time import Times
-from ...fold.failing import RECORD
-from ...fold.multi_input import TAG, name_of
+from ...state.event_time import Times
+from ...state.failing import RECORD
+from ...state.multi_input import TAG, name_of
 from ...store.versions.column_types import in_backticks
 from ..api.stage import Stage
 from ..api.topic import Topic

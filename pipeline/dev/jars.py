@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...common.whole_file import locked
 from ...errors import SlackwaterError
-from ...whole_file import locked
 
 Tell = Callable[[str], None]
 """Takes news of something that takes long, a line each."""

@@ -16,9 +16,9 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from ... import instants
+from ...common import instants
+from ...common.whole_file import locked
 from ...errors import Refused, Unavailable
-from ...whole_file import locked
 from . import ports, process
 from .jars import Tell, quiet
 from .jvm_server import START_PATIENCE_S, EmbeddedServer

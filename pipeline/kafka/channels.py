@@ -1,4 +1,4 @@
-"""What `moments` and `keep` ask of Kafka: offsets, what is in flight, copies of it; and groups that show the lag.
+"""Questions of other rooms to Kafka: offsets, records in flight, copies of them; consumer groups that show the lag.
 
 Kafka's own tools show by consumer groups how far an app has read. Nothing here reads them back: the manifests say where
 a stage goes on. But whoever watches a cluster looks at lag by group, so each stage has one, `slackwater-<app>-<stage>`,
@@ -15,10 +15,10 @@ import pyarrow as pa
 from ulid import ULID
 
 from ...errors import NotFound, Refused
-from ...fold.topics import TopicState, are_two
-from ...moments.cut.in_flight import InFlight
-from ...moments.cut.stored import ADDRESS
-from ...moments.query.log import Remaining, RemainingOf
+from ...snapshot.cut.in_flight import InFlight
+from ...snapshot.cut.stored import ADDRESS
+from ...snapshot.query.log import Remaining, RemainingOf
+from ...state.topics import TopicState, are_two
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Input
 from .archived import ArchivedKafka, archived
@@ -33,7 +33,7 @@ _STATE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class KafkaChannels:
-    """The Protocols by which `moments` and `keep` ask: `Channels`, `ChannelReader`, `Rereader`, `Topics` and others."""
+    """The Protocols of `snapshot` and `operations`: `Channels`, `ChannelReader`, `Rereader`, `Topics` and others."""
 
     kafka: Kafka = field(repr=False)
     patience_s: float = 60

@@ -14,8 +14,8 @@ from functools import cache, cached_property
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from ...common.silence import SILENT_S, address_of, on_silence, warn_of
 from ...errors import Gone, Refused, Unavailable
-from ...silence import SILENT_S, address_of, on_silence, warn_of
 from .patience import SETTING, Patience
 from .protocol import MESSAGE_BYTES, Properties, gone_error
 

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 import xxhash
 
 from ...errors import NotFound
-from ...keep.clone.first_versions import offset_syncs
-from ...keep.recover.offsets import Sync
-from ...moments.cut.replicas import Anchor
+from ...snapshot.change.first_versions import offset_syncs
+from ...snapshot.cut.replicas import Anchor
 from .channels import KafkaChannels
 from .protocol import FOR_EVER, Message
+
+Sync = tuple[int, int]
+"""An offset of the topic, and that of the same record in its mirror."""
+
 
 _GAPS = 4
 """So many offsets are read for each record at first: some are marks of transactions, or were compacted away."""

@@ -14,9 +14,9 @@ from threading import Lock
 from uuid import uuid4
 from zlib import crc32
 
-from ...durations import DAY_MS
+from ...common.durations import DAY_MS
 from ...errors import Gone, NotFound, Refused
-from ...fold.topics import TopicState, id_of_epochs
+from ...state.topics import TopicState, id_of_epochs
 from .patience import patience_with
 from .protocol import (
     MESSAGE_BYTES,

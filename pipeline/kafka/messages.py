@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import Corruption, Gone, KeysForgotten
-from ...moments.cut.stored import ADDRESS
+from ...snapshot.cut.stored import ADDRESS
 from ...store.sst.evolution import fits
 from .protocol import HEADER, MOST_RECORD, Kafka, Message, Offsets, Record
 

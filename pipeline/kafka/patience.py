@@ -6,8 +6,8 @@ import logging
 import time
 from dataclasses import dataclass, field
 
+from ...common.silence import address_of, warn_of
 from ...errors import Unavailable
-from ...silence import address_of, warn_of
 from .protocol import Kafka
 
 _log = logging.getLogger("slackwater")

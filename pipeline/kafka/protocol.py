@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ...errors import AnotherTopic, Gone, Refused, SlackwaterError, Unavailable
-from ...fold.topics import TopicState, are_two
+from ...state.topics import TopicState, are_two
 
 Properties = Mapping[str, str]
 """What Kafka is opened by (`open_kafka`): librdkafka's client properties, `bootstrap.servers` at least."""

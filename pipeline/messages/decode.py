@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from ...argument_types import checked
+from ...common.argument_types import checked
+from ...common.validation import installing
 from ...errors import BadRecord, NotFound, Refused, Usage
-from ...validation import installing
 from ..source.worker import ERROR_MARK
 from .avro import AvroReader
 from .json_schema import JsonReader

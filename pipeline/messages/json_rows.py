@@ -15,9 +15,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...durations import DAY_MS
+from ...common.durations import DAY_MS
+from ...common.instants import day, iso
 from ...errors import Refused
-from ...instants import day, iso
 from ...store.sst.arrow_types import PER_SECOND
 from ...store.sst.showable import changed_inside, escaped
 

@@ -1,4 +1,4 @@
-"""Messages that are stored, decoded as a stage's `decode(...)` does: what `keep.forget` asks to look into them."""
+"""Messages that are stored, decoded as a stage's `decode(...)` does, for `operations.erasure`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ...common.validation import installing
 from ...errors import Refused, SlackwaterError
-from ...validation import installing
 from .schema import NO_SCHEMA, schema_ids
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class StoredFormats:
     patience_s: float = _PATIENCE_S
 
     def decoded(self, how: str, messages: pa.Array, /) -> tuple[list[tuple[pa.Array, Rows]], Mapping[int, str]]:
-        """As `keep.forget.matching.Formats`. Without a subject, each message is read by the schema that it names."""
+        """As `operations.erasure.matching.Formats`; without a subject by the schema that each message names."""
         from .decode import open_reader, read_batch
         from .registry import Registry
 

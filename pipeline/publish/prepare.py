@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pyspark.sql.types import StructType
 
 from ...errors import AnotherTopic, NotFound, Refused
-from ...fold.topics import TopicState, merged, why_another
+from ...state.topics import TopicState, merged, why_another
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, published
 from ...store.versions.manifest import Manifest, Sink
@@ -77,7 +77,7 @@ def create_internal(
 
 @dataclass(frozen=True, slots=True)
 class InternalTopics:
-    """What a promotion asks of Kafka (`keep.promote.switch.Promotable`)."""
+    """What a promotion asks of Kafka (`snapshot.change.switch.Promotable`)."""
 
     kafka: Kafka
 

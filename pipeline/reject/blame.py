@@ -11,7 +11,7 @@ from pyspark import errors
 from pyspark.errors import AnalysisException, PySparkException
 
 from ...errors import BadRecord
-from ...fold.failing import Failure, StateFailed
+from ...state.failing import Failure, StateFailed
 from ..source.worker import ERROR_MARK
 
 if TYPE_CHECKING:

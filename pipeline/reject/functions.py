@@ -20,8 +20,8 @@ from pyspark.core.broadcast import Broadcast
 from pyspark.serializers import CPickleSerializer
 from pyspark.util import PythonEvalType
 
-from ...fold.culprit import Items
-from ...fold.failing import RECORD, NoItems, failing, one_by_one
+from ...state.culprit import Items
+from ...state.failing import RECORD, NoItems, failing, one_by_one
 from ..source.worker import ERROR_MARK, ErrorMark, configure_worker
 
 RECORDS = f"`{RECORD}` long, why string"

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import Gone
-from ...fold.failing import Failure
-from ...fold.records import Position, Range, ranges
-from ...moments.cut.stored import ADDRESS
+from ...snapshot.cut.stored import ADDRESS
+from ...state.failing import Failure
+from ...state.records import Position, Range, ranges
 from ...store.archive.columns import HEADERS
 from ...store.versions.manifest import Input
 from ..kafka.columns import Columns

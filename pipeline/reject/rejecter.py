@@ -1,7 +1,7 @@
 """Rejecting: a batch without the records that are to blame for its failure, which go to a table and to a topic.
 
 The state's function tells keys, an operator of Spark's plan tells records (`operators.py`); where nothing tells more
-than that it fails, groups of records are tried (`fold/failing.py`).
+than that it fails, groups of records are tried (`state/failing.py`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pyspark import inheritable_thread_target
 from pyspark.sql.types import LongType, StructField, StructType
 from ulid import ULID
 
-from ... import instants
+from ...common import instants
 from ...errors import BadRecord, Refused
-from ...fold.culprit import Items, TooMany
-from ...fold.failing import RECORD, Failure, StateFailed, failing
-from ...fold.next_version import SentTo, TaskReport, Written
-from ...fold.records import sent
+from ...state.culprit import Items, TooMany
+from ...state.failing import RECORD, Failure, StateFailed, failing
+from ...state.next_version import SentTo, TaskReport, Written
+from ...state.records import sent
 from ...store.archive.columns import HEADERS
 from ...store.versions import history
 from ...store.versions.manifest import Manifest

@@ -13,8 +13,8 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ...errors import Refused, Unavailable
-from ...fold.failing import RECORD
-from ...keep.rejected.schema import REJECTED_RECORDS
+from ...state.failing import RECORD
+from ...state.rejected_schema import REJECTED_RECORDS
 from ...store.compaction import merge
 from ...store.compaction.picker import pick
 from ...store.compaction.plan import apply, newest_first

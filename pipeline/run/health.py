@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ...moments.status.lag import StageLag
+from ...snapshot.status.lag import StageLag
 
 HUNG_S = 600.0
 """For so long nothing may go on that could, at least."""

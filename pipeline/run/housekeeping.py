@@ -11,22 +11,22 @@ from msgspec.structs import replace
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from ... import instants
+from ...common import instants
 from ...errors import Corruption, Refused, SlackwaterError, Unavailable
-from ...keep.gc.collect import Collected, collect
-from ...keep.gc.inventory import last_collection
-from ...keep.gc.retention import Retention
-from ...moments.cut.graph import order
-from ...moments.cut.moments import heads_of
-from ...moments.status import lag
-from ...moments.status.lag import StageLag, input_lag, sink_lags
+from ...snapshot.cut.graph import order
+from ...snapshot.cut.moments import heads_of
+from ...snapshot.gc.collect import Collected, collect
+from ...snapshot.gc.inventory import last_collection
+from ...snapshot.gc.retention import Retention
+from ...snapshot.status import lag
+from ...snapshot.status.lag import StageLag, input_lag, sink_lags
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ...store.versions.published import Place
 from ..batch.stage_runner import StageRunner
-from ..claim.claim import Claimer
 from ..kafka.open import EndOffsets
+from .claim import Claimer
 from .health import Health
 from .news import News
 from .waiting import queued_groups

@@ -2,8 +2,6 @@
 
 Names follow Prometheus' conventions (base units, `_total` for counters) and, for the store, the words that RocksDB's
 users know: L0, compaction, write amplification (bytes written by batches and by compactions, to be divided).
-
-What `slackwater replicate` tells Prometheus: how far the replica is, and what was copied.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,8 +11,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app, start_http_server
 
 from ...errors import Refused
-from ...keep.replicate.replicate import Round
-from ...moments.status.lag import StageLag
+from ...snapshot.status.lag import StageLag
 from ..batch.batch_report import BatchReport
 from ..upkeep.archiver import ArchiveState
 from .health import Health
@@ -186,41 +183,3 @@ def _with_probes(metrics: "WSGIApplication", probes: Mapping[str, Probe]) -> "WS
         return ["".join(f"{line}\n" for line in wrong or ("ok",)).encode()]
 
     return answer
-
-
-class ReplicaMetrics:
-    """The metrics of one replica, labelled by app and store root."""
-
-    def __init__(self, app: str, root: str) -> None:
-        self.registry = CollectorRegistry()
-        names = ("app", "root")
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(name, text, names, namespace="slackwater", registry=self.registry).labels(app, root)
-
-        def counter(name: str, text: str) -> Counter:
-            return Counter(name, text, names, namespace="slackwater", registry=self.registry).labels(app, root)
-
-        self._seen = gauge(
-            "replica_complete_timestamp_seconds", "When the replica lacked nothing: what came later would be lost."
-        )
-        self._commit = gauge("replica_commit_timestamp_seconds", "When the newest commit in the replica was made.")
-        self._lacks = gauge("replica_lacks", "1 when records on the way are not kept with the newest cut, else 0.")
-        self._round = gauge("replica_round_seconds", "What the last round took.")
-        self._objects = counter("replica_copied_objects", "Objects copied.")
-        self._bytes = counter("replica_copied_bytes", "Their bytes.")
-        self._removed = counter("replica_removed_objects", "Objects that went, as they did from the app.")
-
-    def observe(self, done: Round) -> None:
-        """Note a round."""
-        self._seen.set(done.cut.seen_ms / 1_000)
-        self._commit.set(done.cut.time_ms / 1_000)
-        self._lacks.set(1 if done.cut.lacks else 0)
-        self._round.set(done.took_ms / 1_000)
-        self._objects.inc(done.objects)
-        self._bytes.inc(done.bytes)
-        self._removed.inc(done.removed)
-
-    def serve(self, port: int) -> int:
-        """Answer `GET /metrics` on a port; see `metrics.serve`."""
-        return serve(self.registry, port)

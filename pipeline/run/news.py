@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ...keep.gc.collect import Collected
-    from ...moments.status.lag import StageLag
+    from ...snapshot.gc.collect import Collected
+    from ...snapshot.status.lag import StageLag
     from ..upkeep.archiver import ArchiveState
 
 

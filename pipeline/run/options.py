@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...durations import parse_ms
+from ...common.durations import parse_ms
+from ...common.validation import finite, whole
 from ...errors import Usage
-from ...keep.gc.retention import Retention
+from ...snapshot.gc.retention import Retention
 from ...store.objects.s3.settings import S3Settings
-from ...validation import finite, whole
 
 _LEAST_GC_MS = 60_000
 """Each collection reads all manifests that stay."""

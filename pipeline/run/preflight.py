@@ -9,16 +9,16 @@ from functools import partial
 
 from ulid import ULID
 
-from ... import instants
-from ...durations import parse_ms
+from ...common import instants
+from ...common.durations import parse_ms
 from ...errors import NotFound, Refused
-from ...fold.kinds.kind import key_of_table
-from ...keep.clone.first_versions import channel_topic, waits_for_rows
-from ...keep.maintain.stages import absent
-from ...keep.migrate.migration import finish_newest
-from ...keep.promote.switch import settled
-from ...moments.cut import replicas
-from ...moments.cut.moments import heads_of
+from ...snapshot.change.first_versions import channel_topic, waits_for_rows
+from ...snapshot.change.migration import finish_newest
+from ...snapshot.change.stages import absent
+from ...snapshot.change.switch import settled
+from ...snapshot.cut import replicas
+from ...snapshot.cut.moments import heads_of
+from ...state.kinds.kind import key_of_table
 from ...store.archive.reading import Archives
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import access_to, open_store
@@ -30,16 +30,16 @@ from ..api.app import App
 from ..api.stage import Stage
 from ..api.starting_offsets import stored_starts
 from ..batch.job import Limits
-from ..claim.claim import Claimer, check_made_here, check_program, migrate_command
-from ..claim.start_positions import StartPosition
 from ..kafka.archived import ArchivedKafka
 from ..kafka.open import in_memory, open_kafka, wait_for
 from ..kafka.protocol import Kafka
 from ..publish.prepare import check_targets
 from ..spark.session import check_start, running_session
 from ..upkeep.write_stall import Triggers
+from .claim import Claimer, check_made_here, check_program, migrate_command
 from .news import News
 from .options import Options
+from .start_positions import StartPosition
 
 _log = logging.getLogger("slackwater")
 _HEARTBEAT_PATIENCE_S = 3.0

@@ -10,10 +10,10 @@ from types import ModuleType
 
 from pyspark import cloudpickle
 
+from ...common.validation import program_file
 from ...errors import Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.apps import folder_of
-from ...validation import program_file
 from ..api.app import App
 from ..batch.batch_report import BatchReport
 from ..spark.conf import check_py_files, check_settings, on_path

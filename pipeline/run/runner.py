@@ -8,15 +8,15 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from ... import instants
+from ...common import instants
+from ...common.whole_file import own_folder, sweep, temporary_folder
 from ...errors import Refused
-from ...keep.gc.retention import Retention
-from ...keep.migrate.migrate import check_newest
-from ...moments.cut.stored import notify
-from ...moments.status.lag import StageLag
+from ...snapshot.change.migrate import check_newest
+from ...snapshot.cut.stored import notify
+from ...snapshot.gc.retention import Retention
+from ...snapshot.status.lag import StageLag
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, Manifest
-from ...whole_file import own_folder, sweep, temporary_folder
 from ..api.app import App
 from ..batch.batch_report import BatchReport
 from ..batch.committer import spools_beside

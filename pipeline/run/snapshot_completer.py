@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ...errors import Corruption, NotFound, Refused, Unavailable
-from ...keep.edit.request import EDITS, done_by, finish
-from ...keep.rejected.retries import RETRIES
-from ...moments.cut import stored
-from ...moments.cut.stored import Request, list_snapshots
-from ...moments.take import audit_log, taking
-from ...moments.take.capture import ChannelReader
+from ...snapshot.change.edit_request import EDITS, done_by, finish
+from ...snapshot.change.retries import RETRIES
+from ...snapshot.cut import stored
+from ...snapshot.cut.stored import Request, list_snapshots
+from ...snapshot.take import audit_log, taking
+from ...snapshot.take.capture import ChannelReader
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import rejected_of

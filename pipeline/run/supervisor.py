@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ...errors import AnotherTopic, SlackwaterError, Unavailable
-from ...fold import event_time
-from ...fold.records import ranges, unread
+from ...state import event_time
+from ...state.records import ranges, unread
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import AnotherTopic, SlackwaterError
-from ...fold.topics import are_two, is_known
+from ...state.topics import are_two, is_known
 from ..batch.stage_runner import StageRunner
-from ..claim.start_positions import another_channel, another_users_topic
 from ..kafka.protocol import Kafka
 from ..publish.prepare import another_internal
+from .start_positions import another_channel, another_users_topic
 
 _LOOK_S = 5.0
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from ...moments.status.lag import StageLag
+from ...snapshot.status.lag import StageLag
 
 
 def waits_for(stage: StageLag, *, busy: bool, queued: bool, held: bool, behind: bool) -> str:

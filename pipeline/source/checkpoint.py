@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...fold.records import Position
+from ...state.records import Position
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ... import instants
+from ...common import instants
 from ...errors import AnotherTopic, NotFound, Unavailable
-from ...fold.records import Position, sent
-from ...fold.topics import TopicState, merged, why_another
+from ...state.records import Position, sent
+from ...state.topics import TopicState, merged, why_another
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest

@@ -21,8 +21,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from ... import instants
-from ...fold.records import Position, ranges
+from ...common import instants
+from ...state.records import Position, ranges
 from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent
 from ...store.archive.reading import Archives

@@ -31,7 +31,7 @@ _OTHERWISE = {
 _DRIVER_HERE = "spark.submit.deployMode"
 _TIME_ZONE = "spark.sql.session.timeZone"
 _KINDS = (".py", ".zip", ".egg")
-_NOT_SENT = frozenset({"bench", "cli", "client", "results", "serve"})
+_NOT_SENT = frozenset({"bench", "cli", "client", "serve"})
 """Folders of slackwater that no task needs."""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from py4j.java_gateway import is_instance_of
 from pyspark.sql import DataFrame, SparkSession
 
-from ...durations import DAY_MS
+from ...common.durations import DAY_MS
 from .clock import STOPPED_AT
 from .plans import children, frame_of, kind, listed, plan_of, rebuilt, sequence
 
@@ -82,7 +82,7 @@ def workers_at(frame: DataFrame, feeds: Sequence[Any], at_ms: int, *, others: bo
     """While this lasts, the frame's Python functions run in workers whose clocks stand at a time.
 
     With `others`, in other processes than without it. It needs slackwater's own daemon of workers
-    (`pipeline.run.worker_daemon`).
+    (`pipeline.batch.worker_daemon`).
     """
     environments = [each.func().envVars() for each in _expressions(plan_of(frame), feeds) if _is_python(each)]
     for each in environments:

@@ -28,8 +28,8 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 
-from ...printable import printable
-from ...whole_file import temporary_folder
+from ...common.printable import printable
+from ...common.whole_file import temporary_folder
 from . import planner_server
 
 _NOISE = (

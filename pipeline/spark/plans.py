@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ...fold.failing import RECORD
+from ...state.failing import RECORD
 from ...store.versions.column_types import in_backticks
 from .exchange import to_partitions
 

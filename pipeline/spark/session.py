@@ -25,7 +25,7 @@ from .jvm import interpreter, quiet_errors, quiet_loss, quiet_start
 _STOP_S = 10.0
 _POLL_S = 0.05
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-_DAEMON, _OUR_DAEMON = "spark.python.daemon.module", "slackwater.pipeline.run.worker_daemon"
+_DAEMON, _OUR_DAEMON = "spark.python.daemon.module", "slackwater.pipeline.batch.worker_daemon"
 _STREAMING = f"org.apache.spark.sql.execution.streaming{'' if __version__.startswith('4.0.') else '.checkpointing'}"
 """Where Spark has what writes checkpoints."""
 _START_SOONER = (

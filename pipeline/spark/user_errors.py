@@ -18,8 +18,8 @@ from types import CodeType, ModuleType
 from pyspark.errors import AnalysisException
 
 from ... import errors
+from ...common.validation import nearest
 from ...errors import Refused, SlackwaterError
-from ...validation import nearest
 
 _OURS = __name__.partition(".")[0]
 _HINT = "fix it and run again (SLACKWATER_DEBUG=1 shows the traceback)"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
-from ... import instants
+from ...common import instants
 from ...store.sst.types import visible_columns
 from ...store.versions.manifest import Input, Manifest, Table
 from .optional import is_missing, own_version, tell_once

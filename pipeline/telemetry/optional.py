@@ -5,7 +5,7 @@ import sys
 import time
 from importlib.util import find_spec
 
-from ...validation import installing
+from ...common.validation import installing
 
 _log = logging.getLogger("slackwater")
 

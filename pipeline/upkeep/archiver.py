@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from ... import instants
-from ...durations import DAY_MS
+from ...common import instants
+from ...common.durations import DAY_MS
 from ...errors import CommitConflict, Gone, SlackwaterError, Unavailable
-from ...fold.records import ranges, stretches
-from ...fold.topics import is_known
+from ...state.records import ranges, stretches
+from ...state.topics import is_known
 from ...store.archive import index, merge
 from ...store.archive.extents import Extent, Extents, common, count, minus, union
 from ...store.archive.index import INDEXES, ArchiveIndex

@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ...client.app import StoredApp
+from ...client.show.programs import replayed
+from ...client.show.shown import Result
+from ...client.show.status import verification
 from ...errors import SlackwaterError
-from ...moments.query.key_text import key_of
-from ...moments.take.audit_log import because
-from ...results.programs import replayed
-from ...results.shown import Result
-from ...results.status import verification
-from ...search.verdict import Evaluation
+from ...snapshot.bisect.verdict import Evaluation
+from ...snapshot.query.key_text import key_of
+from ...snapshot.take.audit_log import because
 from ..declare import AppName, Deep, KeyOrNone, Limit, Message, Moment, SnapshotName, Stage, Version, endpoint
 from ..errors import problem
 from ..service import Call, event

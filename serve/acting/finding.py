@@ -7,18 +7,18 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from ...client.app import StoredApp
+from ...client.show import verdict as shown
 from ...errors import TooMuch
-from ...keep.verify.verify import Report
-from ...results import verdict as shown
-from ...search.causes import Behind
-from ...search.verdict import Evaluation, Verdict
+from ...snapshot.bisect.causes import Behind
+from ...snapshot.bisect.verdict import Evaluation, Verdict
+from ...snapshot.verify.verify import Report
 from ...store.versions.manifest import Table
 from ..service import Call
 from .replays import cause_of, replayed
 from .searching import SearchAsked, Searcher, SearchStopped
 
 if TYPE_CHECKING:
-    from ...pipeline.replay.compare import Comparison
+    from ...operations.debugging.replay.compare import Comparison
 
 
 @dataclass(frozen=True, slots=True)

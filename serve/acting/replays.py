@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ...client.replays import batch_of, cause_behind
 from ...errors import Refused
-from ...search.causes import Behind
-from ...search.verdict import Verdict
+from ...snapshot.bisect.causes import Behind
+from ...snapshot.bisect.verdict import Verdict
 from ..service import Service
 from ..sql import here
 
 if TYPE_CHECKING:
-    from ...pipeline.replay.compare import Comparison
+    from ...operations.debugging.replay.compare import Comparison
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ def _cause(asked: tuple[Verdict, Path]) -> tuple[Behind, tuple[str, ...]]:
 
 
 def _replay(asked: BatchAsked) -> tuple["Comparison", tuple[str, ...]]:
-    from ...pipeline.replay.compare import compare
+    from ...operations.debugging.replay.compare import compare
 
     def compared() -> "Comparison":
         with batch_of(here(), asked.ref, asked.program, asked.key) as (batch, sent, only):

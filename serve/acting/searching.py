@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from ...client.app import StoredApp
 from ...errors import Refused, Usage
-from ...moments.cut.graph import Cut
-from ...moments.query.clauses import understand
-from ...moments.query.sql import Bounds
-from ...search.predicate import Context, Where, check, where
-from ...search.verdict import Evaluation, Verdict
+from ...snapshot.bisect.predicate import Context, Where, check, where
+from ...snapshot.bisect.verdict import Evaluation, Verdict
+from ...snapshot.cut.graph import Cut
+from ...snapshot.query.clauses import understand
+from ...snapshot.query.sql import Bounds
 from ...store.versions.forgotten import index as forgotten
 from ...store.versions.manifest import Manifest
 from ..declare import Bad, Condition, Edge, Good, OfTable, Predicate

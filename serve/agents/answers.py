@@ -4,17 +4,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...client.show import verdict as shown
+from ...client.show.shown import encoded
+from ...common.instants import iso
 from ...errors import TooMuch
-from ...instants import iso
-from ...moments.cut.lineage import Window
-from ...moments.diff.key_changes import KeyChanges
-from ...moments.diff.key_history import RowChange
-from ...moments.diff.moments import TableDiff
-from ...moments.query.log import LogEntry
-from ...results import verdict as shown
-from ...results.shown import encoded
-from ...search.causes import Cause
-from ...search.verdict import Guilty
+from ...snapshot.bisect.causes import Cause
+from ...snapshot.bisect.verdict import Guilty
+from ...snapshot.cut.lineage import Window
+from ...snapshot.diff.key_changes import KeyChanges
+from ...snapshot.diff.key_history import RowChange
+from ...snapshot.diff.moments import TableDiff
+from ...snapshot.query.log import LogEntry
 from ..acting.finding import SearchFound
 from .masking import Masking
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from ...keep.access.tokens import Verb
+from ...operations.maintenance.tokens import Verb
 from ..declare import parameters_of
 from ..service import Call
 from .answers import Told

@@ -1,7 +1,7 @@
 """Values for whoever may not see them: names, by which they are known again.
 
 Equal values have the same name, in every table and answer. Given back as a key it stands for its value; SQL sees names
-alone (`moments.query.hidden`).
+alone (`snapshot.query.hidden`).
 """
 
 import re
@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...client.show.report import Mask
+from ...client.show.values import NOT_TEXT, readable, shortened
 from ...errors import NotFound, SlackwaterError, Usage
-from ...moments.query.hidden import NAME, Names
-from ...moments.query.key_text import key_of
-from ...results.report import Mask
-from ...results.values import NOT_TEXT, readable, shortened
+from ...snapshot.query.hidden import NAME, Names
+from ...snapshot.query.key_text import key_of
 from ...store.sst.arrow_types import hexadecimal
 from ...store.versions.manifest import Table
 from ..errors import problem

@@ -15,9 +15,9 @@ from typing import Annotated
 from cachetools import LRUCache
 from msgspec import Meta, Struct
 
+from ...common.instants import iso, now_ms
 from ...errors import Forbidden
-from ...instants import iso, now_ms
-from ...moments.query.hidden import Names
+from ...snapshot.query.hidden import Names
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits
 from ...store.versions.notes import Notes

@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 from ... import __version__
 from ...client import Client
+from ...client.show.shown import encoded
 from ...errors import NotFound, SlackwaterError
-from ...moments.query.hidden import Names
-from ...results.shown import encoded
+from ...snapshot.query.hidden import Names
 from .. import audit
 from ..declare import converted
 from ..errors import problem, status_of

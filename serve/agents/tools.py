@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ...moments.query.columns import select
-from ...results import rows as shown_rows
-from ...results import values
-from ...search.verdict import Evaluation
+from ...client.show import rows as shown_rows
+from ...client.show import values
+from ...snapshot.bisect.verdict import Evaluation
+from ...snapshot.query.columns import select
 from ...store.archive import index
 from ..acting.finding import find, prove, run_again
 from ..acting.searching import SearchAsked

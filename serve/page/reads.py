@@ -7,12 +7,12 @@ from msgspec import Meta
 
 from ...client import status
 from ...client.moment import Moment as StoredMoment
-from ...durations import DAY_MS
+from ...client.show import rows as shown
+from ...client.show import values
+from ...client.show.shown import Result, encoded, fields
+from ...common.durations import DAY_MS
 from ...errors import Usage
-from ...moments.query.first_rows import FIRST, FirstRows
-from ...results import rows as shown
-from ...results import values
-from ...results.shown import Result, encoded, fields
+from ...snapshot.query.first_rows import FIRST, FirstRows
 from ..declare import AppName, Limit, Moment, Stage, Table, endpoint
 from ..service import Answer, Call
 

@@ -6,11 +6,11 @@ from threading import Lock
 from typing import Any
 
 from ...client.moment import Moment
-from ...instants import now_ms
-from ...moments.cut.graph import Cut
-from ...moments.query.columns import visible_schema
-from ...results.shown import encoded
-from ...results.values import row_as_json
+from ...client.show.shown import encoded
+from ...client.show.values import row_as_json
+from ...common.instants import now_ms
+from ...snapshot.cut.graph import Cut
+from ...snapshot.query.columns import visible_schema
 from ...store.read.open_rows import OpenRows
 from ...store.sst.ttl import seen_clock_ms
 from ...store.versions.manifest import Manifest, Table

@@ -13,11 +13,11 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
+from ...client.show import values
+from ...client.show.shown import encoded
+from ...common.instants import now_ms
 from ...errors import SlackwaterError, Usage
-from ...instants import now_ms
-from ...moments.query.columns import check_columns, hashed_key, hashed_keys, select
-from ...results import values
-from ...results.shown import encoded
+from ...snapshot.query.columns import check_columns, hashed_key, hashed_keys, select
 from ...store.objects.memory import MemoryStore
 from ...store.read.multi_get import Haste, multi_get
 from ...store.sst.hashing import hash_keys

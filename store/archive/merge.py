@@ -13,7 +13,7 @@ from itertools import groupby
 
 import pyarrow as pa
 
-from ...durations import DAY_MS
+from ...common.durations import DAY_MS
 from ..objects.protocol import ObjectStore, exists
 from ..versions import horizon
 from . import index

@@ -12,8 +12,8 @@ from operator import itemgetter
 from pathlib import Path
 from uuid import uuid4
 
+from ...common.whole_file import sync
 from ...errors import Forbidden, ObjectExists, ObjectNotFound, Refused, SlackwaterError, Unavailable
-from ...whole_file import sync
 from .protocol import Leftover, ObjectInfo, ObjectStore, check_key, check_range
 from .wrapper import OtherRoots, Wrapper
 

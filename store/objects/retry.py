@@ -12,8 +12,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from threading import Lock
 from typing import TypeVar
 
+from ...common.silence import SILENT_S, address_of, on_silence, warn_of
 from ...errors import Unavailable
-from ...silence import SILENT_S, address_of, on_silence, warn_of
 
 AT_ONCE = 20.0
 """Repetitions that may follow each other at once, where nobody says otherwise."""

@@ -10,8 +10,8 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from ...durations import DAY_MS
-from ...instants import day
+from ...common.durations import DAY_MS
+from ...common.instants import day
 from ..versions.column_types import Type, check_field_names, decimal, is_plain, parse, parse_ddl, unknown
 
 _PLAIN: dict[str, pa.DataType] = {

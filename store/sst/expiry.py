@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...durations import DAY_MS
+from ...common.durations import DAY_MS
 from ..versions.manifest import Table, Ttl
 from .types import EXPIRES, OP, PUT
 

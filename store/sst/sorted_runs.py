@@ -1,6 +1,6 @@
 """SSTs as sorted runs: which state partitions their hashes fall in, and which of them lie over each other.
 
-The number of state partitions may change (`keep.maintain.stages`) and the SSTs stay, so where one belongs is
+The number of state partitions may change (`snapshot.change.stages`) and the SSTs stay, so where one belongs is
 decided by its range of hashes, never by `Sst.partition`. What holds for any history of rescales, and what compaction
 keeps: two SSTs whose ranges of hashes meet have ranges of `_seq` that do not. So of two rows of a key, the newer one is
 in the SST of the larger `seq_max`. Pure, and without numpy: `status` asks, too.

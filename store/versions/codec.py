@@ -18,8 +18,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 import msgspec
 import xxhash
 
+from ...common.learned import learned
 from ...errors import Corruption, Unstorable
-from ...learned import learned
 from ..objects.protocol import ObjectStore
 from . import checks
 from .limits import MAX_OBJECT_BYTES, MAX_OBJECT_VALUES

@@ -177,7 +177,7 @@ class FieldSource(Struct, frozen=True):
     input: limits.Topic
     """The input's name as declared."""
     field: limits.Line = ""
-    """Where it is in a record, as `keep.forget.fields` reads it; empty where only the program knows."""
+    """Where it is in a record, as `snapshot.query.fields` reads it; empty where only the program knows."""
     by: Annotated[tuple[limits.Line, ...], limits.RENAMES] = ()
     """The functions that make the column's value of the field's, in SQL's names, the first one first."""
     format: limits.Line = ""

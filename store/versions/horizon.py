@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
-from ...durations import HOUR_MS
+from ...common.durations import HOUR_MS
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from . import checks, keys, limits

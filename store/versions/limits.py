@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 
 from msgspec import Meta
 
-from ...durations import DAY_MS
+from ...common.durations import DAY_MS
 from . import keys
 
 MAX_OBJECT_BYTES = 64 << 20

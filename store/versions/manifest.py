@@ -14,7 +14,7 @@ from . import limits
 from .column_types import Lineage
 
 Declaration: TypeAlias = dict[str, Any]
-"""A kind of state as it was declared: a JSON object, whose `kind` says which; `fold.kinds` has them."""
+"""A kind of state as it was declared: a JSON object, whose `kind` says which; `state.kinds` has them."""
 
 VersionKind = Literal[
     "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind",
@@ -188,7 +188,7 @@ class Input(Struct, frozen=True):
     resets: Annotated[tuple[Reset, ...], limits.RENAMES] = ()
     """Of a user's topic, all that were made up to this version, oldest first: what was read lies in stretches."""
     topic_id: limits.Line = ""
-    """Kafka's id, as `fold.topics` has it, here and of outputs and sinks; empty where it is not known yet."""
+    """Kafka's id, as `state.topics` has it, here and of outputs and sinks; empty where it is not known yet."""
 
     @property
     def passed(self) -> tuple[int, ...]:

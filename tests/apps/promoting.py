@@ -1,7 +1,7 @@
 """A runner without Spark, in a process of its own, for tests that promote an app over another one and kill either.
 
 `python promoting.py STORE BROKERS NAME TOPIC OUT` runs the app of that name until it is ended. Claims and batches are
-as `tests.keep.promote.runners` has them; publishers are a runner's.
+as `tests.operations.staging.promote.runners` has them; publishers are a runner's.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps
 from slackwater.store.versions.manifest import Manifest
 
-from tests.keep.promote.runners import STAGES, Runner, program, started
+from tests.operations.staging.promote.runners import STAGES, Runner, program, started
 
 BATCH_S = 0.1
 BEAT_S = 15

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import slackwater as sw
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from slackwater.fold.kinds.kind import Bound, Groups, Kind, Merged, check_value_names, field_of, only
+from slackwater.state.kinds.kind import Bound, Groups, Kind, Merged, check_value_names, field_of, only
 
 app = sw.App("top-k")
 

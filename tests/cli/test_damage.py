@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from slackwater.cli import main
-from slackwater.moments.cut.resolve import resolve
-from slackwater.moments.take.snapshots import pin
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import keys

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from slackwater.cli import main
-from slackwater.moments.query.key_text import text_of
+from slackwater.snapshot.query.key_text import text_of
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps
 from slackwater.store.versions.commit import commit, successor

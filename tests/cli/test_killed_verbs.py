@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from slackwater.cli import main
 from slackwater.errors import Refused, Unavailable
-from slackwater.keep.clone.clone import clone
-from slackwater.keep.gc.collect import collect
-from slackwater.keep.gc.retention import Retention
-from slackwater.keep.verify.verify import verify
-from slackwater.moments.cut.in_flight import InFlight, in_flight
-from slackwater.moments.cut.resolve import resolve
-from slackwater.moments.cut.stored import list_snapshots, open_requests
-from slackwater.moments.take.audit_log import list_operations
-from slackwater.moments.take.snapshots import pin
+from slackwater.operations.staging.clone import clone
 from slackwater.pipeline.kafka import channels
+from slackwater.snapshot.cut.in_flight import InFlight, in_flight
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import list_snapshots, open_requests
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.take.audit_log import list_operations
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.verify.verify import verify
 from slackwater.store.versions import apps, history
 from typer.testing import CliRunner, Result
 
@@ -201,7 +201,7 @@ def no_litter(app: FlightsApp) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    # Killed anywhere, a collection is tested by itself, too (keep/gc/test_collect.py): it makes the most requests.
+    # Killed anywhere, a collection is tested by itself, too (snapshot/gc/test_collect.py): it makes the most requests.
     "case",
     [pytest.param(case, marks=[pytest.mark.soak] if case == "gc" else []) for case in CASES],
 )
@@ -261,7 +261,7 @@ def with_clone() -> FlightsApp:
 def test_a_clone_goes_and_comes_back_by_the_same_command_after_any_request(
     verb: str, broken: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slackwater.keep.maintain.removal.horizon.SETTLED_MS", 0)
+    monkeypatch.setattr("slackwater.operations.maintenance.removal.horizon.SETTLED_MS", 0)
     monkeypatch.setattr(KilledKafka, "kafka", SimpleNamespace(delete_groups=lambda _groups: None), raising=False)
     words, undisturbed = ("clone", verb, "staging"), with_clone()
     with command_line(undisturbed, monkeypatch), store_of(undisturbed).requests() as made:

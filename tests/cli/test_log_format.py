@@ -11,10 +11,10 @@ from slackwater.cli import main, terminal
 from slackwater.cli.options import LOG_FORMAT
 from slackwater.cli.reporter import reporting
 from slackwater.cli.terminal import Printer
+from slackwater.client.show.shown import Result
 from slackwater.errors import Refused
 from slackwater.pipeline.telemetry.spans import Tracing
 from slackwater.pipeline.telemetry.under_way import working_on
-from slackwater.results.shown import Result
 from typer.main import get_command
 from typer.testing import CliRunner
 

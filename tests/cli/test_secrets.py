@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 from slackwater.cli.main import app as cli
 from slackwater.errors import SlackwaterError, Unavailable
-from slackwater.moments.cut.resolve import resolve
-from slackwater.moments.take.snapshots import pin
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.s3.settings import S3Settings
 from slackwater.store.objects.s3.store import S3Store

@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.cli import main, terminal
+from slackwater.client.show import values
+from slackwater.client.show.document import TableBlock, Title
+from slackwater.client.show.shown import Result
+from slackwater.common.printable import escaped_in_json, printable
 from slackwater.errors import Refused
-from slackwater.moments.cut.resolve import resolve
-from slackwater.moments.cut.stored import Request
-from slackwater.moments.take.audit_log import record
-from slackwater.moments.take.snapshots import pin
 from slackwater.pipeline.spark.jvm import _shown as shown_of_spark
-from slackwater.printable import escaped_in_json, printable
-from slackwater.results import values
-from slackwater.results.document import TableBlock, Title
-from slackwater.results.shown import Result
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import Request
+from slackwater.snapshot.take.audit_log import record
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history, keys
 from typer.testing import CliRunner

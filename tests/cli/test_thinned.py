@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from slackwater.keep.gc.collect import collect
-from slackwater.keep.gc.retention import Retention
 from slackwater.pipeline.kafka import channels
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import horizon

@@ -19,6 +19,8 @@ from slackwater.cli.main import app
 from slackwater.pipeline.run.metrics import Metrics
 from typer.main import get_command
 
+from tests.support.static import PARTS
+
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "slackwater@.service"
@@ -124,8 +126,7 @@ def test_the_image_has_a_python_and_a_java_that_slackwater_takes() -> None:
 def test_what_goes_into_the_image_is_the_package() -> None:
     lines = (DEPLOY / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     kept = {line.removeprefix("!") for line in lines if line.startswith("!")}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    folders = {name.split(".")[1] for name in project["tool"]["setuptools"]["packages"] if "." in name}
+    folders = {*PARTS, "pyspark_slackwater"}
     assert kept == folders | {"constraints.txt", "pyproject.toml", "README.md", "LICENSE", "*.py", "py.typed"}
     assert all(list(ROOT.glob(name)) for name in kept)
 

@@ -12,7 +12,8 @@ import promql_parser as promql
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
-from slackwater.pipeline.run.metrics import Metrics, ReplicaMetrics
+from slackwater.operations.disaster_recovery.replica_metrics import ReplicaMetrics
+from slackwater.pipeline.run.metrics import Metrics
 from slackwater.serve.health.metrics import ServeMetrics
 
 from tests.programs.go import built

@@ -8,9 +8,9 @@ import pytest
 import slackwater as sw
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from slackwater.moments.cut.resolve import resolve
 from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.store.objects.open import open_store
 
 from tests.support.running import Ledger

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from slackwater.keep.verify.verify import verify
-from slackwater.moments.cut.stored import Request, Snapshot, cancel, find_snapshot, open_requests
-from slackwater.moments.take import capture
-from slackwater.moments.take.taking import request, try_complete
+from slackwater.snapshot.cut.stored import Request, Snapshot, cancel, find_snapshot, open_requests
+from slackwater.snapshot.take import capture
+from slackwater.snapshot.take.taking import request, try_complete
+from slackwater.snapshot.verify.verify import verify
 
 from tests.chandy_lamport.test_laws import TIMES
 from tests.models.profiles import PROFILE

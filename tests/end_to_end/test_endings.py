@@ -13,13 +13,13 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pytest
-from slackwater.moments.cut.resolve import resolve
-from slackwater.moments.take.snapshots import pin
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import protocol
 from slackwater.pipeline.kafka.messages import encode, send
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Record
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store
 
 from tests.support.histories import CAPTURED, KAFKA_PARTITIONS, FlightsApp, Kafka, flights

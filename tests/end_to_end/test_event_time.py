@@ -19,15 +19,15 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from slackwater.errors import Refused
-from slackwater.fold.event_time import Watermark
-from slackwater.moments.status.overview import overview
+from slackwater.operations.debugging.replay.compare import compare, sent_rows
+from slackwater.operations.debugging.replay.program import open_program
+from slackwater.operations.debugging.replay.stage_replay import StageReplay
 from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.replay.compare import compare, sent_rows
-from slackwater.pipeline.replay.program import open_program
-from slackwater.pipeline.replay.stage_replay import StageReplay
+from slackwater.snapshot.status.overview import overview
+from slackwater.state.event_time import Watermark
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
@@ -85,7 +85,7 @@ def rain(name: str, topic: str) -> sw.App:
     return app
 
 
-@pytest.mark.ci  # the laws are fold/event_time/test_progress.py and test_due.py
+@pytest.mark.ci  # the laws are state/event_time/test_progress.py and test_due.py
 @pytest.mark.kafka
 def test_a_watermark_is_in_the_manifests_of_all_stages_and_goes_on_after_a_restart(ledger: Ledger) -> None:
     name, store = ledger.app, open_store(ledger.store)
@@ -119,7 +119,7 @@ def showers(rows: DataFrame) -> DataFrame:
     return readings(rows).withColumn("shower", F.session_window("at", "7 minutes"))
 
 
-@pytest.mark.ci  # the laws are fold/event_time/test_late.py and test_sessions.py, over the raw input
+@pytest.mark.ci  # the laws are state/event_time/test_late.py and test_sessions.py, over the raw input
 @pytest.mark.kafka
 def test_windows_sessions_and_late_rows_are_those_of_sparks_own_aggregation(ledger: Ledger, tmp_path: Path) -> None:
     random = np.random.default_rng(5)

@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from slackwater.errors import Refused, Usage
-from slackwater.moments.cut.resolve import resolve
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 
@@ -61,7 +61,7 @@ def test_inputs_that_do_not_come_together_are_refused(
     assert not history.list_stages(open_store(diamond.store), diamond.app)
 
 
-@pytest.mark.ci  # the law is keep/clone/test_fan_out.py
+@pytest.mark.ci  # the law is operations/staging/clone/test_fan_out.py
 def test_a_clone_of_a_diamond_goes_on_with_what_its_snapshot_kept(diamond: Ledger, tmp_path: Path) -> None:
     diamond.send(2_000)
     diamond.catch_up(max_records=700)

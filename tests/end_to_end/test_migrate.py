@@ -8,11 +8,11 @@ import duckdb
 import pytest
 import slackwater as sw
 from slackwater.errors import Fenced, Refused
-from slackwater.keep.migrate.migrate import Migrated, lines
+from slackwater.operations.program_changes.backfill import Backfilled, backfill_file
+from slackwater.operations.program_changes.program import migrate_file
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.migrate.backfill import Backfilled, backfill_file
-from slackwater.pipeline.migrate.program import migrate_file
 from slackwater.pipeline.run.options import Options
+from slackwater.snapshot.change.migrate import Migrated, lines
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps, history
 
@@ -132,7 +132,7 @@ def backfill(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Backfilled:
     return backfill_file(str(ledger.program), app=ledger.app, options=options, renames={})
 
 
-@pytest.mark.ci  # the law is pipeline/migrate/test_backfill_law.py
+@pytest.mark.ci  # the law is operations/program_changes/test_backfill_law.py
 def test_columns_get_their_past(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(kafka.bootstrap, tmp_path, program=APPS / "counts.py")
     store = open_store(ledger.store)

@@ -11,11 +11,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.moments.take.taking import request
 from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.batch.transform import tag
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.spark.plans import once
+from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 

@@ -11,15 +11,15 @@ from confluent_kafka import Producer
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from slackwater.keep.rejected.retries import RETRIES, ask
+from slackwater.operations.debugging.replay.compare import compare, sent_rows
+from slackwater.operations.debugging.replay.program import open_program
+from slackwater.operations.debugging.replay.stage_replay import StageReplay
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.reject import rejecter
-from slackwater.pipeline.replay.compare import compare, sent_rows
-from slackwater.pipeline.replay.program import open_program
-from slackwater.pipeline.replay.stage_replay import StageReplay
 from slackwater.pipeline.run import runner
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.telemetry.spans import Tracing
+from slackwater.snapshot.change.retries import RETRIES, ask
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history

@@ -12,13 +12,13 @@ from uuid import uuid4
 import pyarrow as pa
 from confluent_kafka import Message, Producer
 from slackwater.cli import main
-from slackwater.moments.cut.moments import later_stages
-from slackwater.moments.cut.resolve import resolve
-from slackwater.moments.query.answers import answer
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
+from slackwater.snapshot.cut.moments import later_stages
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.query.answers import answer
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slackwater.moments.cut.resolve import resolve
+from slackwater.snapshot.cut.resolve import resolve
 
 from tests.faults.apps import EVENT_TTL_S
 from tests.faults.history import History, Record

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from slackwater.instants import now_ms
+from slackwater.common.instants import now_ms
 
 from tests.faults import apps, judge
 from tests.faults.apps import shape

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.fold.fits import evolve
+from slackwater.state.fits import evolve
 from slackwater.store.compaction import plan
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.plan import Compaction

@@ -26,23 +26,23 @@ import slackwater as sw
 from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from slackwater.fold.event_time import BatchTimes, Lateness, Times, due_after
-from slackwater.fold.next_version import Outcome, Written, next_version
-from slackwater.fold.records import Position
-from slackwater.fold.step import Step
+from slackwater.operations.debugging.check.arrangements import Arrangement, as_read
+from slackwater.operations.debugging.check.check import FunctionRows, Reason, came
+from slackwater.operations.debugging.replay.program import LoadedProgram
+from slackwater.operations.debugging.replay.stage_replay import StageReplay
 from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.batch.state_task import MARK, StateTask
-from slackwater.pipeline.check.arrangements import Arrangement, as_read
-from slackwater.pipeline.check.check import FunctionRows, Reason, came
-from slackwater.pipeline.replay.program import LoadedProgram
-from slackwater.pipeline.replay.stage_replay import StageReplay
+from slackwater.state.event_time import BatchTimes, Lateness, Times, due_after
+from slackwater.state.next_version import Outcome, Written, next_version
+from slackwater.state.records import Position
+from slackwater.state.step import Step
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.sst import sorted_runs
 from slackwater.store.versions import commit
 from slackwater.store.versions.manifest import Input, Manifest
 from slackwater.testing import MemoryKafka, Record
 
-from tests.fold.event_time.falling import InMemory
+from tests.state.event_time.falling import InMemory
 
 SCHEMA = "k long, seq long, tie long, x long, f double, s string, at timestamp"
 SECOND = "k long, y long, at timestamp"

@@ -14,13 +14,13 @@ from unittest.mock import patch
 
 import ulid
 from msgspec.structs import replace
-from slackwater.keep.clone.clone import clone
-from slackwater.keep.gc.collect import collect
-from slackwater.keep.gc.retention import Retention
-from slackwater.moments.cut.resolve import resolve
-from slackwater.moments.take.audit_log import record
-from slackwater.moments.take.snapshots import pin
-from slackwater.moments.take.taking import request, try_complete
+from slackwater.operations.staging.clone import clone
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.take.audit_log import record
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick
 from slackwater.store.compaction.plan import apply

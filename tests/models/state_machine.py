@@ -19,19 +19,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 from msgspec.structs import replace
 from slackwater.errors import Fenced
-from slackwater.fold.fits import Declared, DeclaredStage
-from slackwater.keep.gc.collect import collect
-from slackwater.keep.gc.retention import Retention
-from slackwater.keep.init.initialise import initialise
-from slackwater.keep.init.source import RowSource
-from slackwater.keep.maintain.compact import StageCompactor
-from slackwater.keep.maintain.stages import rescale
-from slackwater.keep.migrate.migrate import PREFIX, find_plan, migrate
-from slackwater.keep.migrate.migration import finish_newest
-from slackwater.keep.verify.version_chain import differences
-from slackwater.moments.cut.resolve import resolve
-from slackwater.moments.cut.stored import Request, list_snapshots
-from slackwater.moments.take.snapshots import pin
+from slackwater.operations.exchange.initialise import initialise
+from slackwater.operations.maintenance.compact import StageCompactor
+from slackwater.snapshot.change.migrate import PREFIX, find_plan, migrate
+from slackwater.snapshot.change.migration import finish_newest
+from slackwater.snapshot.change.stages import rescale
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import Request, list_snapshots
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.query.row_source import RowSource
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.verify.version_chain import differences
+from slackwater.state.fits import Declared, DeclaredStage
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick_for
 from slackwater.store.compaction.plan import Compaction, apply

@@ -6,15 +6,15 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from slackwater.errors import NotFound
-from slackwater.keep.clone.clone import clone
-from slackwater.keep.gc.collect import collect
-from slackwater.keep.gc.retention import Retention
-from slackwater.keep.maintain.stages import retire
-from slackwater.moments.cut.in_flight import InFlight, in_flight
-from slackwater.moments.cut.resolve import resolve
-from slackwater.moments.cut.stored import list_snapshots, of_snapshot
-from slackwater.moments.take.remove import remove
-from slackwater.moments.take.snapshots import pin
+from slackwater.operations.staging.clone import clone
+from slackwater.snapshot.change.stages import retire
+from slackwater.snapshot.cut.in_flight import InFlight, in_flight
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import list_snapshots, of_snapshot
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.versions import history, keys
 
 from tests.models.profiles import scaled

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 from msgspec.structs import replace
 from slackwater.errors import Fenced, NotFound, Refused
-from slackwater.keep.clone.clone import clone
-from slackwater.keep.gc.collect import collect
-from slackwater.keep.gc.retention import Retention
-from slackwater.moments.cut.resolve import resolve
-from slackwater.moments.take.remove import remove
-from slackwater.moments.take.snapshots import pin
-from slackwater.moments.take.taking import request, try_complete
+from slackwater.operations.staging.clone import clone
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs
 from slackwater.store.versions import history, keys

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 from slackwater.errors import Unavailable
-from slackwater.moments.cut.stored import open_requests
 from slackwater.pipeline.batch.committer import Committer, PendingVersion
+from slackwater.snapshot.cut.stored import open_requests
 from slackwater.store.compaction.plan import Done, apply
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache

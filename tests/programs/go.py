@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from slackwater.common.whole_file import locked
 from slackwater.pipeline.dev.jars import cache_folder
-from slackwater.whole_file import locked
 
 _MODULES = {
     "versitygw": ("github.com/versity/versitygw/cmd/versitygw", "v1.8.0"),

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from slackwater.client import Client
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.keep.access import tokens as kept
+from slackwater.operations.maintenance import tokens as kept
 from slackwater.serve.audit import AUDIT
 from slackwater.serve.server import Listening, ServeInstance
 from slackwater.serve.service import ServeOptions

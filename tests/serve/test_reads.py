@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 import urllib3
 from slackwater.client.remote import Server
-from slackwater.instants import iso
-from slackwater.results import history as shown
-from slackwater.results.shown import encoded
+from slackwater.client.show import history as shown
+from slackwater.client.show.shown import encoded
+from slackwater.common.instants import iso
 from slackwater.store.versions import horizon, keys
 from slackwater.store.versions.horizon import Boundary
 

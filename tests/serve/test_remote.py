@@ -11,8 +11,8 @@ from slackwater.client import Client
 from slackwater.client.app import StoredApp
 from slackwater.client.moment import Moment
 from slackwater.client.remote import Server
+from slackwater.client.show.shown import encoded
 from slackwater.errors import Forbidden, MomentGone, NotFound, Refused, TooMuch, Unavailable, Usage
-from slackwater.results.shown import encoded
 from slackwater.serve.server import Listening
 
 from tests.conftest import free_port

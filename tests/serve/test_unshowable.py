@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from slackwater.client.remote import Server
 
-from tests.moments.query.unshowable import NOW, SECOND, shown, text, write_app
+from tests.snapshot.query.unshowable import NOW, SECOND, shown, text, write_app
 
 from .conftest import Ask, serving
 

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from slackwater.keep.gc.collect import Collected, collect
-from slackwater.keep.gc.retention import Retention
+from slackwater.snapshot.gc.collect import Collected, collect
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectInfo, ObjectStore

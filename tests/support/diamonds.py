@@ -19,14 +19,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.errors import Gone
-from slackwater.fold.event_time import BatchTimes, TimeRules
-from slackwater.fold.next_version import Outcome, SentTo, TaskReport, Written, next_version
-from slackwater.fold.records import Position
-from slackwater.fold.topics import TopicState
-from slackwater.moments.cut.in_flight import InFlight
-from slackwater.moments.cut.stored import open_requests
 from slackwater.pipeline.batch.snapshot_events import arrive
-from slackwater.pipeline.claim.start_positions import StartFinder, start_at
 from slackwater.pipeline.kafka.messages import (
     check_count,
     decode,
@@ -36,8 +29,15 @@ from slackwater.pipeline.kafka.messages import (
     marker_of,
     split,
 )
+from slackwater.pipeline.run.start_positions import StartFinder, start_at
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace
 from slackwater.pipeline.source.readers import _ranges
+from slackwater.snapshot.cut.in_flight import InFlight
+from slackwater.snapshot.cut.stored import open_requests
+from slackwater.state.event_time import BatchTimes, TimeRules
+from slackwater.state.next_version import Outcome, SentTo, TaskReport, Written, next_version
+from slackwater.state.records import Position
+from slackwater.state.topics import TopicState
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps
 from slackwater.store.versions.commit import commit

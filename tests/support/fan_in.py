@@ -9,9 +9,9 @@ from itertools import count
 import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.errors import Refused, Unavailable
-from slackwater.moments.cut.in_flight import InFlight
-from slackwater.moments.cut.stored import Snapshot
-from slackwater.moments.take.taking import request, try_complete
+from slackwater.snapshot.cut.in_flight import InFlight
+from slackwater.snapshot.cut.stored import Snapshot
+from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit, successor

@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 from slackwater.errors import AnotherTopic, NotFound, Refused
-from slackwater.fold.topics import TopicState, are_two
-from slackwater.keep.maintain.stages import rescale
-from slackwater.moments.cut.in_flight import InFlight
-from slackwater.moments.cut.stored import open_requests
-from slackwater.moments.query.log import Remaining, RemainingOf
+from slackwater.snapshot.change.stages import rescale
+from slackwater.snapshot.cut.in_flight import InFlight
+from slackwater.snapshot.cut.stored import open_requests
+from slackwater.snapshot.query.log import Remaining, RemainingOf
+from slackwater.state.topics import TopicState, are_two
 from slackwater.store.compaction.plan import rebase
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
@@ -163,7 +163,7 @@ class Kafka:
         self.groups[f"{app}/{stage}"] = dict(positions)
 
     def read(self, in_flight: InFlight) -> Iterator[pa.Table]:
-        """As `moments.take.capture.ChannelReader`."""
+        """As `snapshot.take.capture.ChannelReader`."""
         for partition, (start, end) in enumerate(zip(in_flight.starts, in_flight.ends, strict=True)):
             for offset in range(start, end):
                 message = self.topics[in_flight.topic][partition][offset]

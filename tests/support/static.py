@@ -7,14 +7,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PARTS = (
+    "common",
     "store",
     "chandy_lamport",
-    "fold",
-    "moments",
-    "keep",
-    "search",
+    "state",
+    "snapshot",
     "pipeline",
-    "results",
+    "operations",
     "client",
     "serve",
     "cli",

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from slackwater.keep.forget.family import KeysAsked
-from slackwater.keep.forget.forget import forget
+from slackwater.operations.erasure.family import KeysAsked
+from slackwater.operations.erasure.forget import forget
 from slackwater.store.archive import columns, index, merge
 from slackwater.store.archive.extents import Extent
 from slackwater.store.archive.objects import ArchiveWriter

@@ -19,8 +19,8 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pyarrow as pa
-from slackwater.keep.iceberg.export import IcebergExport, WrittenTable
-from slackwater.moments.cut.graph import Cut
+from slackwater.operations.exchange.iceberg.export import IcebergExport, WrittenTable
+from slackwater.snapshot.cut.graph import Cut
 from slackwater.store.objects.open import open_store
 from slackwater.store.read import duckdb_view
 from slackwater.store.read.cache import SstCache

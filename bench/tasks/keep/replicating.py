@@ -22,10 +22,10 @@ from statistics import median
 
 import duckdb
 from msgspec.structs import replace
-from slackwater.keep.init.initialise import initialise
-from slackwater.keep.init.source import RowSource
-from slackwater.keep.replicate.copier import WORKERS
-from slackwater.keep.replicate.replicate import Replicator
+from slackwater.operations.disaster_recovery.copier import WORKERS
+from slackwater.operations.disaster_recovery.replicate import Replicator
+from slackwater.operations.exchange.initialise import initialise
+from slackwater.snapshot.query.row_source import RowSource
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore

@@ -109,7 +109,7 @@ def _query(checkpoint: Path, source: Path, keys: int) -> dict[str, object]:
 
 def _available(checkpoint: Path) -> range:
     """The batches whose whole state can be read: a snapshot and all changes since it."""
-    from slackwater.pipeline.checkpoint.files import CheckpointFiles
+    from slackwater.operations.from_spark.checkpoint.files import CheckpointFiles
     from slackwater.store.objects.open import open_store
 
     return CheckpointFiles(open_store(str(checkpoint))).available()
@@ -131,12 +131,12 @@ def _spark(checkpoint: Path) -> dict[str, object]:
 def _ours(checkpoint: Path, folder: Path) -> dict[str, object]:
     import pyarrow as pa
     import slackwater as sw
-    from slackwater.fold.event_time import TimeRules
-    from slackwater.keep.adopt.adoption import Adoption
-    from slackwater.keep.adopt.mapping import mapping_of
-    from slackwater.pipeline.attach.opened import opened
-    from slackwater.search.predicate import Where
-    from slackwater.search.search import bisect
+    from slackwater.operations.from_spark.adopt.adoption import Adoption
+    from slackwater.operations.from_spark.adopt.mapping import mapping_of
+    from slackwater.operations.from_spark.attach.opened import opened
+    from slackwater.snapshot.bisect.predicate import Where
+    from slackwater.snapshot.bisect.search import bisect
+    from slackwater.state.event_time import TimeRules
     from slackwater.store.objects.open import open_store
     from slackwater.store.read.cache import SstCache
     from slackwater.store.sst.arrow_types import from_arrow

@@ -1,7 +1,7 @@
 """What became of objects that held keys which were forgotten: which ones have the rest of them now, if any has.
 
 Manifests and snapshots are never changed. What they name is looked up here when they are read (`history`, and
-`moments.cut.stored`), so all versions, old and new, change in one moment: when the app's index gets its next number.
+`snapshot.cut.stored`), so all versions, old and new, change in one moment: when the app's index gets its next number.
 An index is made where there is none of its number, and is the whole: the newest counts. It has what the app's own
 manifests name, be it in the folder of another app whose SSTs a clone shares.
 

@@ -3,7 +3,7 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .... import instants
+from ....common import instants
 from ....errors import Refused
 from ...objects.protocol import ObjectStore
 from .. import keys, limits, notes
@@ -13,7 +13,7 @@ class Taken(Struct, frozen=True):
     """An object that held keys, and what went with it."""
 
     what: limits.Line
-    """As `keep.forget.held.Held.what`."""
+    """As `operations.erasure.held.Held.what`."""
     of: limits.Line
     """The table, channel or topic."""
     fields: dict[limits.Line, limits.Count]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from slackwater.moments.cut.lineage import Lineage, Window
-from slackwater.results.document import TableBlock
-from slackwater.results.verdict import read
+from slackwater.client.show.document import TableBlock
+from slackwater.client.show.verdict import read
 from slackwater.settings import Settings
+from slackwater.snapshot.cut.lineage import Lineage, Window
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from slackwater.moments.cut.stored import list_snapshots
+from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.store.objects.protocol import ObjectStore
 
 from tests.cli.verbs.calling import done, from_json, rows_of, slackwater
@@ -108,7 +108,7 @@ def test_rm_removes_clones_whose_time_is_over_and_nothing_else(
     _at(monkeypatch, 2)
     result = slackwater("clone", "rm", "--expired", "--dry-run")
     assert "would remove short: " in result.stdout
-    monkeypatch.setattr("slackwater.keep.maintain.removal.horizon.SETTLED_MS", 0)
+    monkeypatch.setattr("slackwater.operations.maintenance.removal.horizon.SETTLED_MS", 0)
     result = slackwater("clone", "rm", "--expired")
     assert result.exit_code == 1
     assert "removed short: " in result.stdout
@@ -127,7 +127,7 @@ def test_rm_takes_no_app_for_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
         wrong = slackwater(*words)
         assert wrong.exit_code == 2
         assert "takes the name of a clone, or --expired" in wrong.stderr
-    monkeypatch.setattr("slackwater.keep.maintain.removal.horizon.SETTLED_MS", 0)
+    monkeypatch.setattr("slackwater.operations.maintenance.removal.horizon.SETTLED_MS", 0)
     assert "removed staging: 3 stages" in done("clone", "rm", "staging", "--fence")
     assert "was removed" in done("clone", "rm", "staging")
     assert "no clone is known" in done("clone", "list")
@@ -136,7 +136,7 @@ def test_rm_takes_no_app_for_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refresh_brings_the_newest_state_under_the_same_name(
     app: FlightsApp, kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slackwater.keep.maintain.removal.horizon.SETTLED_MS", 0)
+    monkeypatch.setattr("slackwater.operations.maintenance.removal.horizon.SETTLED_MS", 0)
     monkeypatch.setattr(Kafka, "kafka", SimpleNamespace(delete_groups=lambda groups: None), raising=False)
     done("clone", "flights/carriers@v5", "staging", "--topic", "flights=flights-corrected", "--owner", "ada")
     kafka.topics["flights-corrected"] = kafka.topics["flights"]

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import pytest
-from slackwater.moments.take.audit_log import list_operations
+from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from slackwater.keep.clone.clone import clone
+from slackwater.operations.staging.clone import clone
 from slackwater.store.objects.open import open_store
 
 from tests.cli.verbs.calling import BROKEN, done, from_json, slackwater

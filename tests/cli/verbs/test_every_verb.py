@@ -197,8 +197,8 @@ def test_no_verb_loads_spark_or_kafka() -> None:
 @pytest.mark.usefixtures("app")
 def test_a_row_and_a_query_load_nothing_that_takes_longer_than_they_do() -> None:
     """How long they take is measured by `make bench`: pandas alone takes as long as all the rest."""
-    heavy = ("pandas", "pyspark", "boto3", "confluent_kafka", "rich", "prometheus_client", "slackwater.search")
-    heavy += ("slackwater.keep.verify", "slackwater.keep.transfer", "slackwater.chandy_lamport", "pydantic")
+    heavy = ("pandas", "pyspark", "boto3", "confluent_kafka", "rich", "prometheus_client", "slackwater.snapshot.bisect")
+    heavy += ("slackwater.snapshot.verify", "slackwater.operations.exchange", "slackwater.chandy_lamport", "pydantic")
     verbs = {
         ("get", "flights/carriers", "C1"): (*heavy, "duckdb"),
         ("query", "flights", "FROM carriers"): heavy,

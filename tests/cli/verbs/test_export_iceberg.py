@@ -12,7 +12,7 @@ from slackwater.client.client import Client
 from slackwater.store.objects.protocol import ObjectStore
 
 from tests.cli.verbs.calling import done, from_json, process, rows_of, slackwater
-from tests.keep.iceberg.reading import rows
+from tests.operations.exchange.iceberg.reading import rows
 from tests.support.histories import FlightsApp, flights
 
 pytestmark = pytest.mark.usefixtures("isolated")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.verbs.calling import done, from_json, rows_of, slackwater
-from tests.keep.failover import FailoverKafka
+from tests.operations.failover import FailoverKafka
 from tests.support.histories import FlightsApp
 
 pytestmark = pytest.mark.usefixtures("isolated")

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from slackwater.keep.gc.collect import MARGIN_MS
+from slackwater.snapshot.gc.collect import MARGIN_MS
 from slackwater.store.archive.extents import Extent
 from slackwater.store.compaction import merge
 from slackwater.store.objects.local import LocalStore

@@ -1,11 +1,11 @@
 """`slackwater migrate --backfill` as it tells what it did."""
 
 import pytest
-from slackwater.keep.backfill.targets import BackfillTarget
-from slackwater.keep.migrate.migrate import Migrated
-from slackwater.keep.migrate.plan import Plan
-from slackwater.pipeline.migrate.backfill import Backfilled, Filled
-from slackwater.results.programs import past_words
+from slackwater.client.show.programs import past_words
+from slackwater.operations.program_changes.backfill import Backfilled, Filled
+from slackwater.operations.program_changes.backfill_targets import BackfillTarget
+from slackwater.snapshot.change.migrate import Migrated
+from slackwater.snapshot.change.migrate_plan import Plan
 
 NOTHING = Migrated(Plan("shop", ()), 0, "", {})
 

@@ -6,15 +6,15 @@ from random import Random
 
 import pytest
 from msgspec.structs import replace
-from slackwater.keep.clone.clone import clone
-from slackwater.keep.clone.plan import Terms
+from slackwater.client.show import snapshots
+from slackwater.operations.staging.clone import clone
+from slackwater.operations.staging.clone_plan import Terms
 from slackwater.pipeline.kafka.channels import KafkaChannels
-from slackwater.results import snapshots
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps, keys, notes
 
 from tests.cli.verbs.calling import done, from_json, slackwater
-from tests.keep.promote.test_promote import World
+from tests.operations.staging.promote.test_promote import World
 
 pytestmark = pytest.mark.usefixtures("isolated")
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import slackwater as sw
-from slackwater.keep.rejected.retries import RETRIES
+from slackwater.snapshot.change.retries import RETRIES
 
 from tests.cli.verbs.calling import done, from_json, slackwater
-from tests.keep.rejected.rejecting import mark_retried, reject
+from tests.operations.repair.rejected.rejecting import mark_retried, reject
 from tests.support.histories import FlightsApp
 
 pytestmark = pytest.mark.usefixtures("isolated")

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from slackwater.moments.cut.stored import Request
-from slackwater.moments.take.taking import request
 from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.snapshot.cut.stored import Request
+from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import codec, keys
 
@@ -135,7 +135,7 @@ def test_an_app_is_removed_and_then_its_name_is_free(store: ObjectStore, tmp_pat
 
 
 def test_a_clone_keeps_its_source_from_being_removed(app: FlightsApp, tmp_path: Path) -> None:
-    from slackwater.keep.clone.clone import clone
+    from slackwater.operations.staging.clone import clone
 
     clone(app.store, "flights", "staging", topics={}, channels=app.kafka, by="ada@host")
     result = slackwater("app", "rm", "flights", "--dry-run")

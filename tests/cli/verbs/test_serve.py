@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from slackwater.keep.access.tokens import digest
+from slackwater.operations.maintenance.tokens import digest
 from slackwater.store.objects.local import LocalStore
 
 from tests.cli.verbs.calling import done, from_json, slackwater

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from slackwater.moments.cut.stored import list_snapshots, open_requests
+from slackwater.snapshot.cut.stored import list_snapshots, open_requests
 from slackwater.store.objects.protocol import ObjectStore
 
 from tests.cli.verbs.calling import done, from_json, process, slackwater

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 from msgspec.structs import replace
-from slackwater import instants
-from slackwater.moments.status import lag
+from slackwater.common import instants
+from slackwater.snapshot.status import lag
 from slackwater.store.versions import keys, published
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Sink

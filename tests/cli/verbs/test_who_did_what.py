@@ -10,22 +10,22 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from slackwater.errors import Usage
-from slackwater.keep.init.initialise import initialise
-from slackwater.keep.init.source import RowSource
-from slackwater.keep.maintain.refresh import refresh
-from slackwater.keep.maintain.removal import remove_app
-from slackwater.keep.migrate.migrate import find_plan, migrate
-from slackwater.keep.promote.promote import promote
-from slackwater.moments.take.audit_log import VERBS as RECORDED
-from slackwater.moments.take.audit_log import Operation, list_operations, record, whoami
+from slackwater.operations.exchange.initialise import initialise
+from slackwater.operations.maintenance.removal import remove_app
+from slackwater.operations.staging.promote import promote
+from slackwater.operations.staging.refresh import refresh
+from slackwater.snapshot.change.migrate import find_plan, migrate
+from slackwater.snapshot.query.row_source import RowSource
+from slackwater.snapshot.take.audit_log import VERBS as RECORDED
+from slackwater.snapshot.take.audit_log import Operation, list_operations, record, whoami
 from slackwater.store.objects.memory import MemoryStore
 
 from tests.cli.test_killed_verbs import command_line, gone_on
 from tests.cli.verbs.calling import done, from_json, slackwater
 from tests.documents.test_help import VERBS
-from tests.keep.init.test_initialise import FIRST
-from tests.keep.migrate.test_migrate import changed
-from tests.keep.rejected.rejecting import reject
+from tests.operations.exchange.init.test_initialise import FIRST
+from tests.operations.repair.rejected.rejecting import reject
+from tests.snapshot.change.test_migrate import changed
 from tests.support.collecting import store_of
 from tests.support.histories import STAGES, FlightsApp
 
@@ -153,9 +153,9 @@ LOOKS = {
     "bisect": ("flights", "--where", "SELECT carrier FROM carriers WHERE delay > 100"),
 }
 CHANGES_ELSEWHERE = {
-    "archive": "reads records: tests/keep/archive/test_fill.py",
+    "archive": "reads records: tests/operations/maintenance/test_fill.py",
     "attach": "reads with Spark: tests/cli/verbs/test_attached.py",
-    "adopt": "reads with Spark: tests/keep/adopt/test_adoption.py",
+    "adopt": "reads with Spark: tests/operations/from_spark/adopt/test_adoption.py",
     "export": "with --iceberg, which wants a store that others can read: tests/cli/verbs/test_export_iceberg.py",
     **dict.fromkeys(("replicate", "recover"), "want two such stores: tests/cli/verbs/test_failover.py"),
 }

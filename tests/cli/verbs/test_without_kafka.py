@@ -23,7 +23,7 @@ NOTE = "note: nothing says where Kafka is (--kafka), so nobody looked if 'orders
 @pytest.fixture
 def shop(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """An app of one stage, which reads a user's topic and has none of its own; two batches."""
-    monkeypatch.setattr("slackwater.keep.maintain.removal.horizon.SETTLED_MS", 0)
+    monkeypatch.setattr("slackwater.operations.maintenance.removal.horizon.SETTLED_MS", 0)
     apps.ensure_app(store, AppInfo("app", START_MS))
     first = Input("orders", (0, 0))
     head = claim(

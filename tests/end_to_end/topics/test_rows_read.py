@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from slackwater.moments.query import log
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.snapshot.query import log
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 

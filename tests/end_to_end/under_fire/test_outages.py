@@ -7,10 +7,10 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from slackwater.errors import Gone, Refused
-from slackwater.moments.cut.stored import open_requests
-from slackwater.moments.take.taking import request
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.dev.s3 import EmbeddedS3
+from slackwater.snapshot.cut.stored import open_requests
+from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.open import open_store
 
 from tests.support.running import Ledger, eventually
@@ -60,7 +60,7 @@ def test_offsets_that_are_gone_are_refused_by_name_unless_accepted(ledger: Ledge
     assert sum(ledger.table("accounts")["n"].to_pylist()) == 1200 - 190
 
 
-@pytest.mark.ci  # the law is moments/cut/test_losses.py
+@pytest.mark.ci  # the law is snapshot/cut/test_losses.py
 def test_what_is_gone_between_stages_is_passed_over_in_one_claim_by_old_readers_and_new(ledger: Ledger) -> None:
     ledger.send(600)
     ledger.catch_up("entries", "accounts", "branches", max_records=200)

@@ -6,9 +6,9 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
-from slackwater.moments.cut.resolve import resolve
-from slackwater.moments.cut.stored import read_snapshot
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import read_snapshot
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 

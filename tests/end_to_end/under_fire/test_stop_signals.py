@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from slackwater.moments.cut.stored import open_requests
-from slackwater.moments.take.taking import answers, request
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.snapshot.cut.stored import open_requests
+from slackwater.snapshot.take.taking import answers, request
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 

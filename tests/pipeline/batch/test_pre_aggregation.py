@@ -17,12 +17,6 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from slackwater.errors import BadRecord
-from slackwater.fold.event_time import Due, Lateness, Times, Watermark
-from slackwater.fold.kinds.aggregate import Aggregate
-from slackwater.fold.kinds.due import Final
-from slackwater.fold.kinds.kind import Bound, Kind
-from slackwater.fold.next_version import TaskReport
-from slackwater.fold.step import Step, group
 from slackwater.pipeline.batch.job import run_state
 from slackwater.pipeline.batch.pre_aggregation import SHUFFLE_TASKS, Forecast, added_up, can_add_up
 from slackwater.pipeline.batch.query import PLANNED_AT_ONCE
@@ -31,6 +25,12 @@ from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.spark.plans import listed
 from slackwater.pipeline.spark.session import with_settings
 from slackwater.pipeline.spark.user_errors import translate
+from slackwater.state.event_time import Due, Lateness, Times, Watermark
+from slackwater.state.kinds.aggregate import Aggregate
+from slackwater.state.kinds.due import Final
+from slackwater.state.kinds.kind import Bound, Kind
+from slackwater.state.next_version import TaskReport
+from slackwater.state.step import Step, group
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table

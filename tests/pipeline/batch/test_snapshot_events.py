@@ -9,9 +9,9 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
-from slackwater.fold.next_version import Outcome
-from slackwater.fold.records import Position
 from slackwater.pipeline.batch.snapshot_events import arrive
+from slackwater.state.next_version import Outcome
+from slackwater.state.records import Position
 from slackwater.store.versions.manifest import Input, Manifest, Output, Span
 
 

@@ -12,9 +12,6 @@ import pytest
 from msgspec.structs import replace
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Corruption, Fenced
-from slackwater.fold.event_time import BatchTimes
-from slackwater.fold.next_version import SentTo, TaskReport
-from slackwater.fold.records import Position
 from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.api.table import DEFAULT_TABLE
 from slackwater.pipeline.api.topic import Repartition, topic
@@ -29,6 +26,9 @@ from slackwater.pipeline.source.checkpoint import ScratchCheckpoint
 from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.upkeep.meter import StageMeter
+from slackwater.state.event_time import BatchTimes
+from slackwater.state.next_version import SentTo, TaskReport
+from slackwater.state.records import Position
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore

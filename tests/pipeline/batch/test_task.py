@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
-from slackwater.fold.step import group
 from slackwater.pipeline.batch.task import OutputTopic, WriteTask
 from slackwater.pipeline.kafka.messages import decode, encode, header_of, marker_header, split
 from slackwater.pipeline.spark.places import Places
+from slackwater.state.step import group
 
 keys = st.none() | st.sampled_from(["", "a", "b", "é", "é"])
 numbers = st.none() | st.sampled_from([0.0, -0.0, 1.5, float("nan")])

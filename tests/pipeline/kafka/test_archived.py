@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import AnotherTopic, Corruption, Gone, Refused
-from slackwater.moments.query.log import Remaining
 from slackwater.pipeline.kafka.archived import ArchivedKafka, archived
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.columns import SOURCE, ArchivedMessages, Columns
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import decode, encode, read_rows, send
 from slackwater.pipeline.kafka.protocol import Kafka, Message, Record, TransactionSettings
+from slackwater.snapshot.query.log import Remaining
 from slackwater.store.archive import index, objects
 from slackwater.store.archive.columns import HEADERS, SCHEMA
 from slackwater.store.archive.extents import Extent

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from slackwater.errors import Gone, NotFound
-from slackwater.moments.cut.in_flight import InFlight
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import marker_header, send, split
+from slackwater.snapshot.cut.in_flight import InFlight
 
 
 def test_a_marker_is_told_from_other_messages_and_from_what_is_not_there(memory_kafka: MemoryKafka) -> None:

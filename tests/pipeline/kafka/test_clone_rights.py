@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 from slackwater.errors import Refused
-from slackwater.keep.clone.clone import clone
+from slackwater.operations.staging.clone import clone
 from slackwater.pipeline.kafka.channels import KafkaChannels, group_of
 from slackwater.pipeline.kafka.messages import send
 from slackwater.store.objects.memory import MemoryStore

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Refused
-from slackwater.keep.recover.offsets import Match, ReadOn, Source, match, mirrored_name, position
-from slackwater.moments.cut.replicas import Anchor
+from slackwater.operations.disaster_recovery.mirror_offsets import Match, ReadOn, Source, match, mirrored_name, position
 from slackwater.pipeline.kafka.failover import FailoverKafka, offset_sync
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
+from slackwater.snapshot.cut.replicas import Anchor
 
 
 def kafka_with(topic: str, values: list[str], *, partitions: int = 1) -> FailoverKafka:

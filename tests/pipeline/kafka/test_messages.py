@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from msgspec import structs
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Corruption, Gone, KeysForgotten
-from slackwater.fold.records import Position
-from slackwater.moments.cut.in_flight import InFlight
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import (
@@ -28,6 +26,8 @@ from slackwater.pipeline.kafka.messages import (
 )
 from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import ChannelSourceReader, _Range
+from slackwater.snapshot.cut.in_flight import InFlight
+from slackwater.state.records import Position
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.commit import commit
 from slackwater.store.versions.manifest import Manifest, Output

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from slackwater.durations import DAY_MS
+from slackwater.common.durations import DAY_MS
 from slackwater.errors import AnotherTopic, Gone, NotFound, Refused, Unavailable
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.clients import clients

@@ -17,17 +17,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from slackwater.client.app import StoredApp
 from slackwater.errors import NotFound
-from slackwater.keep.clone.clone import clone
-from slackwater.keep.gc.collect import collect
-from slackwater.keep.gc.retention import Retention
-from slackwater.keep.rejected.retries import ask
-from slackwater.moments.status.overview import overview
+from slackwater.operations.staging.clone import clone
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.pipeline.messages.json_rows import objects
 from slackwater.pipeline.run.program import load_app
+from slackwater.snapshot.change.retries import ask
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.status.overview import overview
 from slackwater.store.objects.open import open_store
 
 from tests.pipeline.publish.reader import committed

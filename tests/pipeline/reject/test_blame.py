@@ -10,8 +10,6 @@ from pyspark.errors import AnalysisException, NumberFormatException, PySparkExce
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 from slackwater.errors import BadRecord, Corruption, Gone, Unavailable
-from slackwater.fold.failing import Failure, StateFailed, StateFailure
-from slackwater.fold.records import Range
 from slackwater.pipeline.batch.job import run_write
 from slackwater.pipeline.batch.task import OutputTopic, WriteTask
 from slackwater.pipeline.reject.blame import blamed
@@ -21,6 +19,8 @@ from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import TopicSourceReader
 from slackwater.pipeline.source.worker import ERROR_MARK, ErrorMark
 from slackwater.pipeline.spark.places import Places
+from slackwater.state.failing import Failure, StateFailed, StateFailure
+from slackwater.state.records import Range
 
 CAST = '[CAST_INVALID_INPUT] The value \'ten\' of the type "STRING" cannot be cast to "BIGINT" because it is malformed.'
 UDF = """
@@ -99,7 +99,7 @@ def test_a_message_that_cannot_be_decoded_is_a_records_fault_and_its_stack_has_n
 
 FORGED = (
     "slackwater.errors.Unavailable: S3 did not answer",
-    "slackwater.fold.failing.StateFailed: {",
+    "slackwater.state.failing.StateFailed: {",
     'File "/x/slackwater/pipeline/batch/task.py", line 9, in _run',
     f"\n{ErrorMark().token} null",
 )

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from slackwater.fold.culprit import TooMany
-from slackwater.fold.failing import RECORD, Failure
 from slackwater.pipeline.reject.operators import Operators
 from slackwater.pipeline.spark.plans import hidden
+from slackwater.state.culprit import TooMany
+from slackwater.state.failing import RECORD, Failure
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 

@@ -2,8 +2,8 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.fold.records import Position, Range
 from slackwater.pipeline.reject.records import Numbering, numbering_of, place_of, record_number
+from slackwater.state.records import Position, Range
 from slackwater.store.versions.manifest import Input
 
 STRETCHES = st.lists(

@@ -7,12 +7,12 @@ from threading import enumerate as threads
 
 import pytest
 from slackwater.errors import Corruption, Usage
-from slackwater.keep.gc.collect import Collected
-from slackwater.keep.verify.verify import verify
-from slackwater.moments.status import lag
 from slackwater.pipeline.run.housekeeping import Collector, in_background
 from slackwater.pipeline.run.news import News
 from slackwater.pipeline.run.options import gc_every_ms
+from slackwater.snapshot.gc.collect import Collected
+from slackwater.snapshot.status import lag
+from slackwater.snapshot.verify.verify import verify
 from slackwater.store.versions import history, keys
 
 from tests.support.collecting import FEW, HOUR_MS, Killed, gc, old_app, store_of, wait

@@ -8,11 +8,11 @@ from urllib.request import urlopen
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Refused
-from slackwater.fold.next_version import TaskReport
-from slackwater.moments.status.lag import InputLag, SinkLag, StageLag
 from slackwater.pipeline.batch.batch_report import BatchReport, StateFigures
 from slackwater.pipeline.batch.committer import Committed
 from slackwater.pipeline.run.metrics import Metrics
+from slackwater.snapshot.status.lag import InputLag, SinkLag, StageLag
+from slackwater.state.next_version import TaskReport
 from slackwater.store.objects.stats import Stats
 from slackwater.store.versions.manifest import Input, Manifest, Output, Sst
 

@@ -11,11 +11,11 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.keep.attach.tail import Tail
+from slackwater.operations.from_spark.attach.tail import Tail
 from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.claim.claim import Claimer
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka, Record
+from slackwater.pipeline.run.claim import Claimer
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.runner import run
 from slackwater.store.objects.local import LocalStore
@@ -23,7 +23,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.apps import Cloning, begin_clone, ensure_app
 from slackwater.store.versions.manifest import AppInfo, Column, Origin, Table
 
-from tests.keep.attach.following import commit, query
+from tests.operations.from_spark.attach.following import commit, query
 
 pytestmark = pytest.mark.usefixtures("no_spark")
 

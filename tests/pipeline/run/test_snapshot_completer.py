@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 from slackwater.errors import Refused, Unavailable
-from slackwater.moments.cut.in_flight import InFlight
-from slackwater.moments.cut.stored import Request, cancel, find_snapshot, open_requests
-from slackwater.moments.take import audit_log
-from slackwater.moments.take.capture import ChannelReader
-from slackwater.moments.take.taking import request
 from slackwater.pipeline.run.snapshot_completer import Completer
+from slackwater.snapshot.cut.in_flight import InFlight
+from slackwater.snapshot.cut.stored import Request, cancel, find_snapshot, open_requests
+from slackwater.snapshot.take import audit_log
+from slackwater.snapshot.take.capture import ChannelReader
+from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.versions import keys
 

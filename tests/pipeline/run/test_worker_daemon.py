@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from slackwater.pipeline.batch.query import without_interrupts
-from slackwater.pipeline.run.worker_daemon import hung_up
+from slackwater.pipeline.batch.worker_daemon import hung_up
 
 from tests.support.running import eventually
 

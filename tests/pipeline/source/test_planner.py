@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from slackwater.fold.records import Position
 from slackwater.pipeline.source.checkpoint import ScratchCheckpoint
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace, admit
 from slackwater.pipeline.source.readers import _ranges
 from slackwater.pipeline.source.wake import PlannerFiles
+from slackwater.state.records import Position
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import commit

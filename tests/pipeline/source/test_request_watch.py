@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from slackwater.keep.promote import hold as holds
-from slackwater.keep.promote.hold import LAPSE_S, Hold
-from slackwater.moments.cut.stored import Request, cancel, notify
-from slackwater.moments.take.taking import request
 from slackwater.pipeline.source.wake import PlannerFiles, RequestWatch
+from slackwater.snapshot.change import hold as holds
+from slackwater.snapshot.change.hold import LAPSE_S, Hold
+from slackwater.snapshot.cut.stored import Request, cancel, notify
+from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Prices, monthly_cost

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 from slackwater.errors import AnotherTopic, Unavailable
-from slackwater.fold.records import Position
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.patience import Patience
 from slackwater.pipeline.kafka.protocol import Kafka, Record
 from slackwater.pipeline.source.planner import Pace, TopicPlanner
+from slackwater.state.records import Position
 
 START = Position("t", (0, 0, 0, 0))
 

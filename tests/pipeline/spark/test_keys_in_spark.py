@@ -7,13 +7,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from slackwater.fold.kinds.upsert import upsert
-from slackwater.fold.step import Step
 from slackwater.pipeline.api.update import parse_ddl
 from slackwater.pipeline.batch.job import run_state
 from slackwater.pipeline.batch.state_task import StateTask
 from slackwater.pipeline.source.spark_types import arrow_of
 from slackwater.pipeline.spark.places import Places
+from slackwater.state.kinds.upsert import upsert
+from slackwater.state.step import Step
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get

@@ -11,7 +11,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
-from slackwater.fold.records import Position
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import send
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA
@@ -20,6 +19,7 @@ from slackwater.pipeline.source.readers import TopicSourceReader
 from slackwater.pipeline.source.spark_types import arrow_of
 from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.pipeline.spark.plans import first_column, needed_columns, optimised_paths, plan_of
+from slackwater.state.records import Position
 
 KINDS = {
     "binary": BinaryType(),

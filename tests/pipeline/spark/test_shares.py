@@ -10,7 +10,6 @@ import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
-from slackwater.fold.records import Position
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import encode, send
 from slackwater.pipeline.kafka.protocol import Record
@@ -21,6 +20,7 @@ from slackwater.pipeline.source.spark_types import arrow_of
 from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.pipeline.spark.plans import first_column, optimised_paths, plan_of
 from slackwater.pipeline.spark.shares import needed_shares, of_share
+from slackwater.state.records import Position
 from slackwater.store.sst.key_share import KeyShare
 
 from tests.pipeline.spark.test_needed_columns import COLUMNS, NOON

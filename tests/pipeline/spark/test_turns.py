@@ -4,9 +4,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from slackwater import instants
-from slackwater.moments.status import lag
+from slackwater.common import instants
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.snapshot.status import lag
 from slackwater.store.objects.open import open_store
 
 from tests.support.running import APPS, Ledger

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.moments.status.archives import status_of
 from slackwater.pipeline.kafka.archived import archived
 from slackwater.pipeline.kafka.columns import Columns
 from slackwater.pipeline.kafka.memory import MemoryKafka
@@ -19,6 +18,7 @@ from slackwater.pipeline.source import spool
 from slackwater.pipeline.source.spool import InputSpool
 from slackwater.pipeline.upkeep import archiver
 from slackwater.pipeline.upkeep.archiver import Archiver
+from slackwater.snapshot.status.archives import status_of
 from slackwater.store.archive import index, merge
 from slackwater.store.archive.extents import Extent
 from slackwater.store.archive.index import ArchiveIndex

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slackwater.errors import Refused, Usage
 from slackwater.pipeline.api.app import App
 from slackwater.pipeline.api.topic import topic
-from slackwater.pipeline.claim.claim import agreed
+from slackwater.pipeline.run.claim import agreed
 from slackwater.pipeline.upkeep.upkeep import Upkeep
 from slackwater.store.compaction import merge, plan
 from slackwater.store.compaction.picker import pick_for

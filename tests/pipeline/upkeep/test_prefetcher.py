@@ -9,11 +9,11 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from pyspark import TaskContext
-from slackwater.fold.next_version import TaskReport
-from slackwater.fold.step import Step
 from slackwater.pipeline.batch.state_task import StateTask
 from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.upkeep.prefetcher import Prefetcher
+from slackwater.state.next_version import TaskReport
+from slackwater.state.step import Step
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore

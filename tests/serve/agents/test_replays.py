@@ -7,7 +7,7 @@ import urllib3
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.serve.service import ServeOptions
 
-from tests.pipeline.replay.test_record import plant
+from tests.operations.debugging.replay.test_record import plant
 from tests.support.running import LEDGER, Ledger
 
 from ..conftest import HERE, serving

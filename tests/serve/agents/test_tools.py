@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from slackwater.moments.query.hidden import NAME
 from slackwater.serve.agents.declared import TOOLS
 from slackwater.serve.audit import AUDIT
+from slackwater.snapshot.query.hidden import NAME
 from slackwater.store.objects.local import LocalStore
 
 from tests.support.histories import Flight, FlightsApp

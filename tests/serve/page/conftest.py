@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from slackwater.instants import now_ms
+from slackwater.common.instants import now_ms
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.apps import ensure_app
 from slackwater.store.versions.manifest import AppInfo

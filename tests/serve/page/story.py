@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
-from slackwater.instants import now_ms
+from slackwater.common.instants import now_ms
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.apps import ensure_app

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Usage
-from slackwater.moments.query.columns import hashed_key, hashed_keys
+from slackwater.snapshot.query.columns import hashed_key, hashed_keys
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import ObjectNotFound
-from slackwater.keep.clone.clone import clone
+from slackwater.operations.staging.clone import clone
 from slackwater.pipeline.batch.committer import Committer, PendingVersion
 from slackwater.pipeline.upkeep.meter import StageMeter
 from slackwater.store.objects.counting import CountingStore, SharedCounts, shared_stats

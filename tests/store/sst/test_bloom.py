@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
-from slackwater.keep.verify.sst import reread_sst
+from slackwater.snapshot.verify.sst import reread_sst
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Reads

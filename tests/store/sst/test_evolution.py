@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
-from slackwater.fold.fits import evolve
+from slackwater.state.fits import evolve
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import evolution

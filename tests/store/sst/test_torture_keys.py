@@ -11,11 +11,11 @@ from typing import Any
 import duckdb
 import pytest
 from msgspec.structs import replace
-from slackwater.keep.verify.sst import reread_sst
-from slackwater.moments.cut.graph import Cut
-from slackwater.moments.diff.candidates import changed_keys
-from slackwater.moments.query.columns import get
-from slackwater.moments.query.sql import connect, run_query
+from slackwater.snapshot.cut.graph import Cut
+from slackwater.snapshot.diff.candidates import changed_keys
+from slackwater.snapshot.query.columns import get
+from slackwater.snapshot.query.sql import connect, run_query
+from slackwater.snapshot.verify.sst import reread_sst
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.plan import Compaction, apply
 from slackwater.store.objects.memory import MemoryStore

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.fold.kinds.upsert import upsert
-from slackwater.moments.cut.graph import Cut
 from slackwater.pipeline.api.app import App
 from slackwater.pipeline.api.table import check_ttl, table
 from slackwater.pipeline.api.topic import topic
+from slackwater.snapshot.cut.graph import Cut
+from slackwater.state.kinds.upsert import upsert
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick
 from slackwater.store.compaction.plan import Compaction, apply

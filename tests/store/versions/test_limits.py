@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from slackwater.cli import main
 from slackwater.errors import Corruption, Refused, Usage
-from slackwater.moments.cut.stored import open_requests, read_snapshot
+from slackwater.snapshot.cut.stored import open_requests, read_snapshot
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore

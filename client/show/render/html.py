@@ -1,0 +1,98 @@
+"""A document as one HTML file: no script, nothing loaded, and a policy that tells browsers so.
+
+All text goes through `_escaped`, and nothing else writes text. So a payload with markup, control characters, or marks
+that turn the direction of writing is shown as what it is.
+"""
+
+import html
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from string import Template
+
+from ....common.printable import printable
+from .. import document
+from ..document import Block, Cell, Page, Span, TableBlock, spans, words
+from ..picture import Timeline, draw
+
+_NUMBER = ("", ' class="number"')
+
+
+def render(page: Page) -> str:
+    """The file's text: `page.html`, whose style sheet has no `url`, no `@import`, and nothing of a user's."""
+    template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    sections = ""
+    for section in page.sections:
+        blocks = "\n".join(map(_block, section.blocks))
+        sections += f"<section>\n<h2>{_escaped(section.title)}</h2>\n{blocks}\n</section>\n"
+    return template.substitute(
+        title=_escaped(page.title),
+        sentence=_line(page.sentence),
+        facts=_block(page.facts),
+        sections=sections,
+        closing=_block(page.closing),
+    )
+
+
+def notebook(blocks: Iterable[Block]) -> str:
+    """Blocks as part of somebody's page, without a style of their own."""
+    return f"<div>{''.join(map(_block, blocks))}</div>"
+
+
+def _block(block: Block) -> str:
+    match block:
+        case document.Title(line):
+            return f"<b>{_line(line)}</b>"
+        case document.Remark(line):
+            return f'<p class="aside">{_line(line)}</p>'
+        case TableBlock():
+            return _wide(f"<table>{''.join(_rows(block))}</table>")
+        case document.Facts(rows):
+            return f"<dl>{''.join(f'<dt>{_span(name)}</dt><dd>{_line(line)}</dd>' for name, line in rows)}</dl>"
+        case document.Listing(text):
+            lines = "\n".join(map(_escaped, text.split("\n")))
+            return f"<pre>{lines}</pre>"
+        case Timeline():
+            return _wide(draw(block))
+        case "":
+            return ""
+        case _:
+            return f"<p>{_line(block)}</p>"
+
+
+def _wide(markup: str) -> str:
+    """What may be wider than the window: it scrolls by itself, also by the keyboard."""
+    return f'<div class="wide" tabindex="0">{markup}</div>'
+
+
+def _rows(table: TableBlock) -> Iterator[str]:
+    for part, tag, rows in (("thead", "th", (table.headings,)), ("tbody", "td", table.rows)):
+        yield f"<{part}>"
+        for row in rows:
+            cells = zip(row, table.to_right, strict=True)
+            yield "<tr>"
+            yield from (f"<{tag}{_NUMBER[right]}>{_line(line)}</{tag}>" for line, right in cells)
+            yield "</tr>"
+        yield f"</{part}>"
+
+
+def _line(line: Cell) -> str:
+    return "".join(map(_span, spans(line)))
+
+
+def _span(span: Span) -> str:
+    match span:
+        case document.Name(text):
+            return f"<code>{_escaped(text)}</code>"
+        case document.Value(text, hidden):
+            kind = "hidden" if hidden else "value"
+            return f'<code class="{kind}">{_escaped(text)}</code>'
+        case document.Time():
+            return f"<time>{span.text}</time>"
+        case document.Answered(word):
+            return f'<span class="{word}">{word}</span>'
+        case _:
+            return _escaped(words(span))
+
+
+def _escaped(text: str) -> str:
+    return html.escape(printable(text))

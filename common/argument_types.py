@@ -1,0 +1,266 @@
+"""Types of arguments, checked where users call: a wrong one is a sentence, not an error from deep inside.
+
+An argument's annotation says what it may be. Limits of numbers are in `validation`.
+"""
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from functools import cache, wraps
+from numbers import Real
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from ..errors import Usage
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
+
+_MOST = 1_000
+"""Elements of a list that are looked at."""
+_MOMENT = "a moment is text such as '-5m', '~3' or a snapshot's name, a datetime or date, or timedelta(minutes=5) back"
+_CALLS = {
+    "Aggregate": "count(), sum(…)",
+    "Kind": "aggregate(n=count()), upsert(…), join(…) or update(…)",
+    "Topic": "topic(…)",
+    "Repartition": "repartition(…)",
+    "TopicSink": "sink(…)",
+    "FunctionSink": "foreach_version(…)",
+    "TableOptions": "table(…)",
+    "EventTimeOptions": "event_time(…)",
+}
+"""What a user writes for a value of a class, by its name."""
+_SPANS = frozenset({"ahead", "by_duration", "gc", "keep", "trigger", "ttl", "within"})
+"""Arguments that are spans of time."""
+_LEAST = {"limit": 0, "points": 1}
+"""By name, what an argument is at least."""
+
+
+def checked(function: F, *, declares: bool = True) -> F:
+    """Have a function refuse arguments that are not what its annotations say, with a sentence: `Usage`.
+
+    One that only `declares` something goes first: what it refuses itself, it says better. Numbers are left to it, too.
+    """
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **named)
+        except TypeError:
+            _check_parentheses(function, signature, args)
+            return function(*args, **named)  # Python says it best
+
+        def check() -> None:
+            for name, value in bound.arguments.items():
+                _check(function, signature.parameters[name], value, numbers=not declares)
+
+        if not declares:
+            check()
+            return function(*args, **named)
+        try:
+            made = function(*args, **named)
+        except (TypeError, AttributeError, ValueError):
+            check()
+            raise
+        if not _makes_decorator(signature):
+            check()  # a decorator checks what it is given where it declares, and names what it declares
+        return made
+
+    return call  # type: ignore[return-value]
+
+
+def checked_methods(cls: C) -> C:
+    """Have all public methods that a class defines be `checked`."""
+    for name, value in vars(cls).copy().items():
+        if inspect.isfunction(value) and not name.startswith("_"):
+            setattr(cls, name, checked(value, declares=False))
+    return cls
+
+
+def _makes_decorator(signature: inspect.Signature) -> bool:
+    return "Callable" in str(signature.return_annotation)
+
+
+def _check_parentheses(function: Callable[..., Any], signature: inspect.Signature, args: tuple[Any, ...]) -> None:
+    """Raise `Usage` where a function that makes a decorator is used as one itself: `@app.stage` without arguments."""
+    bare = next(filter(inspect.isfunction, args), None)
+    if bare is None or not _makes_decorator(signature):
+        return
+    decorator = f"@{'app.' if next(iter(signature.parameters)) == 'self' else ''}{function.__name__}"
+    required = (each.name for each in signature.parameters.values() if each.kind is each.KEYWORD_ONLY)
+    arguments = ", ".join(
+        f"{name}=…" for name in required if signature.parameters[name].default is inspect.Parameter.empty
+    )
+    raise Usage(
+        f"{decorator} stands above {bare.__name__!r} without parentheses",
+        hint=f"write {decorator}({arguments}) above def {bare.__name__}",
+    )
+
+
+def _check(function: Callable[..., Any], parameter: inspect.Parameter, value: object, *, numbers: bool) -> None:
+    hint = _hints(function).get(parameter.name, Any)
+    default = parameter.default
+    values: Iterable[object] = (value,)
+    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+        values = typing.cast(Iterable[object], value)
+    elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        values = typing.cast(Mapping[str, object], value).values()
+    for each in values:
+        least = _LEAST.get(parameter.name)
+        if isinstance(each, Real) and least is not None and each < least:
+            raise Usage(f"{function.__name__}(): {parameter.name} is {each}; expected {least} or more")
+        if each is default or _fits(each, hint) or (not numbers and {int, float} & {*_parts(hint)}):
+            continue
+        more = _MOMENT if timedelta in typing.get_args(hint) else ""
+        if parameter.name in _SPANS and isinstance(each, Real | timedelta):
+            more = "a span of time is text, such as '10 seconds' or '7d'"
+        if isinstance(each, str) and _is_several(hint):
+            more = f"write [{each!r:.100}] for a single one"
+        raise Usage(f"{function.__name__}(): {parameter.name} {_found(each, hint)}; expected {_words(hint)}", hint=more)
+
+
+@cache
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types of a function's arguments. Names that only type checkers import are anything."""
+    names, found = _Names(function), dict[str, Any]()
+    for name, annotation in function.__annotations__.items():
+        found[name] = annotation
+        if isinstance(annotation, str):
+            try:
+                found[name] = eval(annotation, function.__globals__, names)  # noqa: S307  as `typing.get_type_hints`
+            except TypeError:  # an alias that only type checkers can read
+                found[name] = Any
+    return found
+
+
+class _Names(dict[str, Any]):
+    """The names that a function's annotations may have."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._known = function.__globals__
+
+    def __missing__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise KeyError(name)
+        builtins = self._known.get("__builtins__", {})
+        inside = builtins if isinstance(builtins, dict) else vars(builtins)
+        return self._known.get(name, inside.get(name, _Unknown))
+
+
+class _Nobody(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+    def __getitem__(cls, _inner: object) -> Any:
+        return cls
+
+
+class _Unknown(metaclass=_Nobody):
+    """A name that only type checkers import, and whatever is written behind it: any value fits."""
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; of any other type, itself."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return tuple(part for each in typing.get_args(hint) for part in _parts(each))
+    return (hint,)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    return any(_fits_one(value, part) for part in _parts(hint))
+
+
+def _fits_one(value: object, hint: Any) -> bool:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return value in inner
+    kind = origin or hint
+    if kind is types.NoneType:
+        return value is None
+    if kind is Callable or kind is typing.get_origin(Callable[..., Any]):
+        return callable(value)
+    if not isinstance(kind, type) or kind in (object, _Unknown):
+        return True  # anything, or what cannot be asked of a value
+    if kind in (int, float):
+        return isinstance(value, Real)
+    if kind is Path:
+        return isinstance(value, str | PathLike)
+    if _is_mapping(kind):
+        return isinstance(value, Mapping) and (not inner or _all_fit(value.values(), inner[-1]))
+    if _is_several(hint):
+        is_several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+        return is_several and (not isinstance(value, list | tuple) or not inner or _all_fit(value, inner[0]))
+    with suppress(TypeError):  # of a protocol, whose methods are not looked at
+        return isinstance(value, kind)
+    return True
+
+
+def _found(value: object, hint: Any) -> str:
+    """Say what is there: of a list its first element that does not fit."""
+    if isinstance(value, list | tuple) and any(_is_several(part) for part in _parts(hint)):
+        inner = next(typing.get_args(part)[:1] for part in _parts(hint) if _is_several(part))
+        wrong = next((each for each in value if inner and not _fits(each, inner[0])), None)
+        if wrong is not None:
+            return f"has {_shown(wrong)}"
+    if isinstance(value, Mapping):
+        inner = next((typing.get_args(part)[-1:] for part in _parts(hint) if _is_mapping(part)), ())
+        named = next(((name, each) for name, each in value.items() if inner and not _fits(each, inner[0])), None)
+        if named is not None:
+            return f"has {named[0]!r:.100}: {_shown(named[1])}"
+    return f"is {_shown(value)}"
+
+
+def _is_mapping(hint: Any) -> bool:
+    kind = typing.get_origin(hint) or hint
+    return isinstance(kind, type) and issubclass(kind, Mapping)
+
+
+def _shown(value: object) -> str:
+    return (
+        f"{value!r:.100}" if isinstance(value, str | bytes | Real | type(None)) else f"of type {type(value).__name__}"
+    )
+
+
+def _all_fit(values: Iterable[object], hint: Any) -> bool:
+    return all(_fits(each, hint) for number, each in enumerate(values) if number < _MOST)
+
+
+def _is_several(hint: Any) -> bool:
+    """Say if some of a type's values are lists, and none is a text."""
+    if str in _parts(hint):
+        return False
+    kinds = [typing.get_origin(part) or part for part in _parts(hint)]
+    several = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Iterable)]
+    return any(not issubclass(kind, str | bytes | Mapping) for kind in several)
+
+
+def _words(hint: Any) -> str:
+    words = [_word(part) for part in _parts(hint)]
+    words = [*dict.fromkeys(words)]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _word(hint: Any) -> str:
+    origin, inner = typing.get_origin(hint), [each for each in typing.get_args(hint) if each is not ...]
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    kind = origin or hint
+    if kind is types.NoneType:
+        return "None"
+    if not isinstance(kind, type):
+        return str(kind)
+    if issubclass(kind, Mapping):
+        return f"a dict of {_words(inner[0])} to {_words(inner[-1])}" if inner else "a dict"
+    if _is_several(hint):
+        return f"a list of {_words(inner[0])}" if inner else "a list"
+    if kind is typing.get_origin(Callable[..., Any]):
+        return "a function"
+    return {int: "a whole number", float: "a number"}.get(kind) or _CALLS.get(kind.__name__, kind.__name__)

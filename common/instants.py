@@ -1,0 +1,102 @@
+"""Instants: the present, and how a time and its age are written for people.
+
+As a ref takes them back, and short enough for a column: humanize would write `4 seconds ago`.
+"""
+
+import time
+from datetime import UTC, date, datetime, timedelta
+
+from ..errors import Usage
+from .durations import DAY_MS, parse_ms, rounded
+
+
+def now_ms() -> int:
+    """The present, in milliseconds since 1970 UTC."""
+    return time.time_ns() // 1_000_000
+
+
+def parse(what: str, text: str) -> int:
+    """An instant, in milliseconds since 1970 UTC: an ISO time (local, unless it says otherwise), or `-5m`, before now.
+
+    Raises `Usage`, which begins with `what`, where it is neither.
+    """
+    if text.startswith("-"):
+        return now_ms() - parse_ms(what, text[1:])
+    try:
+        return of_iso(text)
+    except Usage as error:
+        raise Usage(f"{what} {error.sentence}", hint=error.hint) from None
+    except (ValueError, OverflowError, OSError) as error:
+        raise Usage(
+            f"{what} {text!r} is no time ({error})", hint="such as 2026-11-21T07:12Z (local time without Z), or -5m"
+        ) from None
+
+
+def of_iso(text: str) -> int:
+    """Return the instant of an ISO time in milliseconds since 1970 UTC.
+
+    A time without an offset is local, a date alone is its first instant.
+
+    Raises `Usage` for an hour that the machine's time zone has twice, or never: clocks are put back or forward then.
+    Raises `ValueError`, `OverflowError` and `OSError` for what is no time.
+    """
+    at = datetime.fromisoformat(text)
+    readings = sorted((at.replace(fold=fold).astimezone() for fold in (0, 1)), key=datetime.timestamp)
+    times_ms = [round(reading.timestamp() * 1_000) for reading in readings]
+    is_twice = all(reading.replace(tzinfo=None) == at for reading in readings)
+    if at.tzinfo is None and times_ms[0] != times_ms[1] and not _is_date(text):
+        why = (
+            f"comes twice in local time, {iso(times_ms[0])} and {iso(times_ms[1])}, when clocks are put back"
+            if is_twice
+            else "does not exist in local time: clocks are put forward over it"
+        )
+        offsets = " or ".join(f"{text}{reading.isoformat()[-6:]}" for reading in readings)
+        raise Usage(
+            f"{text} {why} ({' and '.join(str(reading.tzname()) for reading in readings)})",
+            hint=f"write it with its offset: {offsets}; or in UTC, as {iso(times_ms[0])}",
+        )
+    # Where clocks go over midnight, the day begins when they do.
+    return times_ms[0 if is_twice else 1]
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def iso(time_ms: int, precision: str = "seconds") -> str:
+    """A time in UTC, cut off at minutes, seconds or milliseconds: `2026-11-21T07:12:05Z`. Any year, as `day`."""
+    days, ms = divmod(time_ms, DAY_MS)
+    clock = (_MIDNIGHT + timedelta(milliseconds=ms)).time()
+    return f"{day(days)}T{clock.isoformat(timespec=precision)}Z"
+
+
+_EPOCH = date(1970, 1, 1)
+_MIDNIGHT = datetime(1970, 1, 1, tzinfo=UTC)
+_CYCLE_DAYS, _CYCLE_YEARS = 146_097, 400
+
+
+def day(days: int) -> str:
+    """A day, counted from 1970-01-01, of any year, by the calendar of today: `55840-11-08`.
+
+    A year has four digits or more, and is counted as ISO 8601 does: 0 is before 1, and -43 is 44 BC. Python has no day
+    beyond the years 1 to 9999, but the calendar comes again after 400 years.
+    """
+    cycles, rest = divmod(days, _CYCLE_DAYS)
+    within = _EPOCH + timedelta(days=rest)
+    year = within.year + cycles * _CYCLE_YEARS
+    return f"{year:0{5 if year < 0 else 4}}-{within.month:02}-{within.day:02}"
+
+
+def age(time_ms: int, present_ms: int | None = None) -> str:
+    """How long ago, in the largest unit that fits: `4 s ago`; `now` for the last second and the future."""
+    elapsed_ms = (now_ms() if present_ms is None else present_ms) - time_ms
+    return "now" if elapsed_ms < 1000 else f"{rounded(elapsed_ms)} ago"
+
+
+def when(time_ms: int) -> str:
+    """A time and how long ago it was: `2026-11-21T07:12:05Z (4 s ago)`."""
+    return f"{iso(time_ms)} ({age(time_ms)})"

@@ -1,0 +1,134 @@
+"""The bad batch of a verdict under assumptions, the batches after it, and the records behind others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+
+import numpy as np
+
+from ....snapshot.bisect.predicate import Context, Predicate
+from ....snapshot.bisect.verdict import Address, Guilty, Verdict
+from ....snapshot.cut.graph import Cut
+from ....snapshot.cut.line import Line
+from ....snapshot.cut.moments import line_of
+from ....snapshot.query.row_local import places_of
+from ....store.versions import history
+from ....store.versions.manifest import Manifest
+from ..replay.batches import Choice, sent_as
+from ..replay.program import LoadedProgram
+from ..replay.stage_replay import StageReplay
+from ..replay.what_if import BadBatch
+from .other_batches import upon_rows_of
+
+_LOOKED_AT = 16
+"""Versions after the bad one among which the next batches are looked for."""
+_ENDS = ("edit", "rewind", "migration", "backfill", "forget", "retire", "rename", "reset")
+"""Kinds of versions upon which no batch is replayed from before."""
+
+
+@dataclass(frozen=True)
+class BadCommit:
+    """The bad moment of a verdict under assumptions, and moments after it."""
+
+    program: LoadedProgram
+    verdict: Verdict
+    predicate: Predicate
+
+    @property
+    def commit(self) -> Manifest:
+        """The bad commit."""
+        return self.verdict.bad.stages[self.verdict.stage]
+
+    @cached_property
+    def batch(self) -> BadBatch:
+        """The bad batch. Raises as `StageReplay.of`."""
+        verdict = self.verdict
+        return BadBatch.of(self.program, self.predicate, verdict.bad, verdict.stage, verdict.keys)
+
+    @cached_property
+    def line(self) -> Line:
+        """The app's line."""
+        return line_of(self.program.store, self.verdict.app)
+
+    def bad_with(self, manifest: Manifest, cut: Cut | None = None) -> bool:
+        """Whether the bad moment, or another one, is bad with this version of the stage in the place of its own."""
+        cut, heads = cut or self.verdict.bad, self.line.heads.stages
+        moment = dataclasses.replace(cut, stages={**cut.stages, manifest.stage: manifest}).under_names_of(heads)
+        return bool(self.predicate.rows(Context(self.program.store, self.program.cache, moment, heads), 1).num_rows)
+
+    def replay(self, stage: str, version: int, channel: str = "") -> StageReplay:
+        """The batch of a version, asked about a channel or its table. Raises as `StageReplay.of`."""
+        after = history.read(self.program.store, self.verdict.app, stage, version)
+        return self.batch.batches.of(after).of_output(channel)
+
+    def without(self, record: Address) -> Manifest:
+        """What the bad batch would have committed without a record of a user's topic. Raises as `BadBatch.find`."""
+        chosen = dict(self.batch.source_records())
+        part, number = self.batch.find(record)
+        chosen[part] = np.setdiff1d(chosen[part], [number])
+        return Choice(self.batch.batches, chosen, self.batch.root).manifest(self.batch.root)
+
+    def turns_bad_after(self, manifest: Manifest, batches: int) -> tuple[bool, int]:
+        """Whether one of so many batches after the bad one turns bad upon another version in the place of that.
+
+        And how many were replayed, as they came. Raises as replays do.
+        """
+        store, before, count = self.program.store, manifest, 0
+        later = history.after(store, self.verdict.app, self.commit.stage, self.commit.version)
+        for after in islice(later, _LOOKED_AT):
+            if after.kind in _ENDS or count == batches:
+                break
+            if after.kind != "batch":
+                continue
+            count += 1
+            replay = StageReplay.of(self.program, after)
+            # What it read is told by the version before it, whatever rows that has.
+            rows = replay.rows()
+            replay = replay.based_on(upon_rows_of(replay.before, before))
+            before = replay.manifest(replay.merged(rows)[0])
+            if self.bad_with(before, self.line.up_to(after)):
+                return True, count
+        return False, count
+
+    def addresses(self, guilty: Guilty) -> tuple[Address, ...]:
+        """The records that are bad by themselves, in the app's order; none where these are not known."""
+        if guilty.records is None:
+            return ()
+        alone = guilty.records.filter(guilty.records["alone"])
+        rows = alone.select(["topic", "partition", "offset", "row"]).to_pylist()
+        return tuple(Address(**row) for row in rows)
+
+    def source_of(self, replay: StageReplay, number: int) -> Address | None:
+        """The record of a user's topic that a record of a batch was made of; None where stages mix them.
+
+        Of rows that are the same, it is one of them. Raises as a replay does.
+        """
+        name, upstream, version = replay.sender(number)
+        if not upstream:
+            return replay.address(number)
+        if not version or upstream not in self.program.app.stages:
+            return None
+        sender = self.replay(upstream, version, name)
+        if sender.shape.bound is not None or not sender.knows_records:
+            return None
+        row, sent = replay.inputs(np.array([number]))[name], sender.rows()
+        places = places_of(row, sent_as(sender, sent, row))
+        return self.source_of(sender, int(sender.record_of(sent)[places[0]])) if len(places) else None
+
+
+def number_of(replay: StageReplay, address: Address) -> int | None:
+    """The number of a record in a batch; None where the batch did not take it."""
+    wanted: Mapping[str, int] = dict(
+        zip(("_partition", "_offset", "_row"), (address.partition, address.offset, address.row or 0), strict=True)
+    )
+    for name, records in replay.records.items():
+        if records.topic == address.topic:
+            same = [records.place[column].to_numpy() == value for column, value in wanted.items()]
+            at = np.flatnonzero(np.logical_and.reduce(same))
+            if len(at):
+                return int(replay.numbers[name][at[0]])
+    return None

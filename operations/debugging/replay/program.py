@@ -1,0 +1,123 @@
+"""What replays need: the user's program, a Spark on this machine, where the app is, and a scratch store.
+
+And a call of `breakpoint()` compiled into a user's function, so that any debugger stops within it.
+"""
+
+from __future__ import annotations
+
+import ast
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from ....errors import Refused
+from ....pipeline.api.app import App
+from ....pipeline.api.stage import Stage
+from ....pipeline.batch.schemas import Shape, shapes
+from ....pipeline.kafka.archived import archived
+from ....pipeline.kafka.protocol import Kafka
+from ....pipeline.spark.session import spark_session
+from ....store.objects.local import LocalStore
+from ....store.objects.protocol import ObjectStore
+from ....store.read.cache import SstCache
+
+REPLAY_CONF = {
+    "spark.ui.enabled": "false",
+    # It lives for a minute: what the JVM's second compiler costs would not come back.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    # A replay is a few thousand rows.
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedProgram:
+    """A program, with all that it takes to replay its stages: Spark on this machine, the app's store and Kafka.
+
+    Attributes:
+        app: As declared, under the name of the app whose history is replayed.
+        kafka: With the app's input archive behind it.
+        scratch: A store for what replays write, which goes with this.
+        patience_s: How long the broker may be away.
+    """
+
+    app: App
+    spark: SparkSession
+    shapes: Mapping[str, Shape]
+    store: ObjectStore
+    cache: SstCache
+    kafka: Kafka = field(repr=False)
+    scratch: LocalStore
+    patience_s: float = 60
+
+
+@contextmanager
+def open_program(
+    app: App, store: ObjectStore, cache: SstCache, kafka: Kafka, *, py_files: Sequence[str] = ()
+) -> Iterator[LoadedProgram]:
+    """Start Spark for a program, unless one runs here already; it ends with the context.
+
+    `py_files` are paths of Python files and zips that the program's tasks import. Raises `Refused` where a stage's
+    function fails, or Spark does not start, and as `shapes` does.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="slackwater-replay-", ignore_cleanup_errors=True) as folder,
+        spark_session(f"slackwater replay {app.name}", master="local[*]", conf=REPLAY_CONF, py_files=py_files) as spark,
+    ):
+        behind = archived(kafka, store, app.name)
+        yield LoadedProgram(app, spark, shapes(app, spark), store, cache, behind, LocalStore(Path(folder) / "store"))
+
+
+def stop_in(stage: Stage) -> tuple[str, ...]:
+    """Have a stage's function, and the function of its state where it has one, stop before their first line.
+
+    They are changed for the rest of this process. Returns their names. Raises `Refused` where a source cannot be read.
+    """
+    functions = (stage.transform, stage.state.function if stage.state is not None else None)
+    return tuple(_stop_in(function) for function in functions if function is not None)
+
+
+def _stop_in(function: Callable[..., Any]) -> str:
+    if not isinstance(function, FunctionType):
+        raise Refused(
+            f"{function!r} is not a function with a source, so nothing can stop in it",
+            hint="declare it with def, or write breakpoint() where it calls code of yours",
+        )
+    code = function.__code__
+    name, line = code.co_name, code.co_firstlineno
+    try:
+        tree = ast.parse(Path(code.co_filename).read_bytes())
+    except (OSError, SyntaxError) as error:
+        raise Refused(f"the source of {name!r} cannot be read from {code.co_filename}: {error}") from error
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef) or node.name != name:
+            continue
+        if line in (node.lineno, min([node.lineno, *(each.lineno for each in node.decorator_list)])):
+            # On the line of its `def`: a debugger that stops at the next line stops before the function's first.
+            call = ast.Expr(ast.Call(ast.Name("breakpoint", ast.Load()), [], []))
+            node.body.insert(0, ast.fix_missing_locations(ast.copy_location(call, node)))
+            call.end_lineno, call.end_col_offset = node.lineno, node.col_offset
+    identity = attrgetter("co_qualname", "co_firstlineno", "co_freevars")
+    compiled = compile(ast.fix_missing_locations(tree), code.co_filename, "exec", dont_inherit=True)
+    stopping = next((each for each in _codes(compiled) if identity(each) == identity(code)), None)
+    if stopping is None or "breakpoint" not in stopping.co_names:
+        raise Refused(
+            f"{name!r} is not found at line {line} of {code.co_filename}, so nothing can stop in it",
+            hint="has the file changed meanwhile? of a lambda, make a function",
+        )
+    function.__code__ = stopping
+    return name
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _codes(inner)

@@ -1,0 +1,44 @@
+"""Metrics of `slackwater replicate` for Prometheus: how far the replica is, and what was copied."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from ...pipeline.run.metrics import serve
+from .replicate import Round
+
+
+class ReplicaMetrics:
+    """The metrics of one replica, labelled by app and store root."""
+
+    def __init__(self, app: str, root: str) -> None:
+        self.registry = CollectorRegistry()
+        names = ("app", "root")
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, names, namespace="slackwater", registry=self.registry).labels(app, root)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, names, namespace="slackwater", registry=self.registry).labels(app, root)
+
+        self._seen = gauge(
+            "replica_complete_timestamp_seconds", "When the replica lacked nothing: what came later would be lost."
+        )
+        self._commit = gauge("replica_commit_timestamp_seconds", "When the newest commit in the replica was made.")
+        self._lacks = gauge("replica_lacks", "1 when records on the way are not kept with the newest cut, else 0.")
+        self._round = gauge("replica_round_seconds", "What the last round took.")
+        self._objects = counter("replica_copied_objects", "Objects copied.")
+        self._bytes = counter("replica_copied_bytes", "Their bytes.")
+        self._removed = counter("replica_removed_objects", "Objects that went, as they did from the app.")
+
+    def observe(self, done: Round) -> None:
+        """Note a round."""
+        self._seen.set(done.cut.seen_ms / 1_000)
+        self._commit.set(done.cut.time_ms / 1_000)
+        self._lacks.set(1 if done.cut.lacks else 0)
+        self._round.set(done.took_ms / 1_000)
+        self._objects.inc(done.objects)
+        self._bytes.inc(done.bytes)
+        self._removed.inc(done.removed)
+
+    def serve(self, port: int) -> int:
+        """Answer `GET /metrics` on a port; as `pipeline.run.metrics.serve`."""
+        return serve(self.registry, port)

@@ -1,0 +1,264 @@
+"""Equality of a key's value and a field's, by the type of the key's column.
+
+- Text equals text to the letter. A number or a boolean of a field equals a text as it is written there, or as Spark
+  casts it: 42 equals "42", and 42.0 does not.
+- A number equals any number of that value, however it is written (42, 42.0, 4.2e1), and text that says it. As bytes,
+  it is also the four or eight bytes of Kafka's serialisers.
+- A time equals text that says it as ISO 8601 has it, where no zone is given in UTC, and a number of seconds, or of
+  thousandths or millionths of them, since 1970. A date equals a text that begins with it.
+- Bytes equal bytes, text in UTF-8, and text in Base64.
+
+Keys of other types, such as structs, are not comparable with fields.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...snapshot.query.fields import Number, is_text
+
+Token = tuple[str, Any]
+NULL = -1
+_DAY_US = 86_400_000_000
+_FAR = 10**19
+"""No column holds such a time."""
+_DATE = re.compile(r"\s*(\d{4,}-\d{1,2}-\d{1,2})")
+FUNCTIONS: Mapping[str, Callable[[str], str]] = {
+    "lower": str.lower,
+    "upper": str.upper,
+    "trim": lambda text: text.strip(" "),
+    "ltrim": lambda text: text.lstrip(" "),
+    "rtrim": lambda text: text.rstrip(" "),
+}
+"""The functions of SQL that are computed here, of text."""
+
+
+@dataclass(frozen=True)
+class KeyColumn:
+    """The values of one column of keys."""
+
+    values: pa.Array
+    """Of each key."""
+
+    @cached_property
+    def kind(self) -> str:
+        """The kind of comparison; empty for none."""
+        return _kind(self.values.type)
+
+    @cached_property
+    def codes(self) -> dict[Token, int]:
+        """A number for each of the different values."""
+        found: dict[Token, int] = {}
+        for token in self._tokens:
+            if token is not None:
+                found.setdefault(token, len(found))
+        return found
+
+    @cached_property
+    def of_keys(self) -> tuple[int, ...]:
+        """The number of each key's value; `NULL` of null, and a lower one where it is comparable with nothing."""
+        codes = (NULL if token is None else self.codes[token] for token in self._tokens)
+        if self.kind:
+            return tuple(codes)
+        return tuple(NULL - is_there for is_there in np.asarray(self.values.is_valid()).astype(int).tolist())
+
+    @cached_property
+    def _tokens(self) -> list[Token | None]:
+        return [*_tokens_of(self.values, self.kind)] if self.kind else [None] * len(self.values)
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """The different values that are text."""
+        return tuple(value for kind, value in self.codes if kind == "text")
+
+    def made_by(self, functions: Sequence[str]) -> "KeyColumn":
+        """What functions make of the values, each in its place."""
+        if self.kind != "text" or not functions:
+            return self
+        made = [None if text is None else _applied(text, functions) for text in self.values.to_pylist()]
+        return KeyColumn(pa.array(made, self.values.type))
+
+    def codes_of(self, found: pa.Array, functions: Sequence[str] = ()) -> npt.NDArray[np.int64]:
+        """The number of each value of a field that equals one; -1 of the others. `found` has no nulls."""
+        if self.kind == "text" and not functions and is_text(found.type):
+            # Bytes are compared as such: text in Spark may be any.
+            known = pa.array([text.encode(errors="surrogateescape") for text in self.texts], pa.binary())
+            numbers = np.array([self.codes["text", text] for text in self.texts] or [-1])
+            at = pc.index_in(found.cast(pa.binary()), known)
+            return np.where(np.asarray(at.is_valid()), numbers[np.asarray(at.fill_null(0))], -1)
+        coded = pc.dictionary_encode(found)
+        each = np.array([self.code(value, functions) for value in _plain(coded.dictionary)], np.int64)
+        return each[np.asarray(coded.indices)] if len(each) else np.empty(0, np.int64)
+
+    def code(self, value: Any, functions: Sequence[str] = ()) -> int:
+        """The number of the value that a field's equals, -1 for none."""
+        if functions:
+            texts = [text for _, text in _candidates(value, "text")]
+            return max((self.code(_applied(text, functions)) for text in texts), default=-1)
+        return next((self.codes[each] for each in _candidates(value, self.kind) if each in self.codes), -1)
+
+
+def _applied(text: str, functions: Sequence[str]) -> str:
+    for name in functions:
+        text = FUNCTIONS[name](text)
+    return text
+
+
+def _kind(kind: pa.DataType) -> str:
+    types = pa.types
+    tests: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
+        "text": (types.is_string, types.is_large_string),
+        "bytes": (types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
+        "boolean": (types.is_boolean,),
+        "number": (types.is_integer, types.is_decimal),
+        "float": (types.is_float64,),
+        "float32": (types.is_float32,),
+        "date": (types.is_date,),
+        "time": (types.is_timestamp,),
+    }
+    return next((name for name, each in tests.items() if any(test(kind) for test in each)), "")
+
+
+def _tokens_of(values: pa.Array, kind: str) -> Iterator[Token | None]:
+    """Each value as what it is compared by."""
+    if kind == "time":
+        values = values.cast(pa.timestamp("us", values.type.tz), safe=False).cast(pa.int64())
+    if kind == "date":
+        values = values.cast(pa.date32()).cast(pa.int32())
+    for value in values.to_pylist():
+        if value is None:
+            yield None
+        elif kind == "number":
+            yield kind, Decimal(value)
+        elif kind in ("float", "float32"):
+            yield kind, "nan" if value != value else value + 0.0
+        else:
+            yield kind, value
+
+
+def _plain(values: pa.Array) -> Iterator[Any]:
+    """Values of Arrow as Python has them; times as microseconds, wrapped, of any year."""
+    if pa.types.is_timestamp(values.type):
+        yield from (_Time(each) for each in values.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_pylist())
+    elif pa.types.is_date(values.type):
+        yield from (_Time(each * _DAY_US) for each in values.cast(pa.date32()).cast(pa.int32()).to_pylist())
+    else:
+        yield from values.to_pylist()
+
+
+@dataclass(frozen=True, slots=True)
+class _Time:
+    us: int
+
+
+def _candidates(value: Any, kind: str) -> Iterator[Token]:
+    """What a field's value may be compared by, as a value of that kind."""
+    match kind:
+        case "text":
+            yield from ((kind, text) for text in _texts(value))
+        case "bytes":
+            if isinstance(value, bytes):
+                yield kind, value
+            elif isinstance(value, str):
+                yield kind, value.encode(errors="surrogateescape")
+                with suppress(binascii.Error, ValueError):
+                    yield kind, base64.b64decode(value, validate=True)
+        case "boolean":
+            if isinstance(value, bool):
+                yield kind, value
+            elif (text := _text(value).strip().casefold()) in ("true", "false"):
+                yield kind, text == "true"
+        case "number" | "float" | "float32":
+            yield from ((kind, number) for number in _numbers(value, kind))
+        case "time":
+            yield from ((kind, us) for us in _times(value))
+        case "date":
+            yield from ((kind, us // _DAY_US) for us in _times(value))
+            if isinstance(value, str | bytes) and (day := _DATE.match(_text(value))) is not None:
+                with suppress(ValueError):
+                    yield kind, (date.fromisoformat(day[1]) - date(1970, 1, 1)).days
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="surrogateescape")
+    return str(value)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, Number):
+        yield str(value)
+        if not value.lstrip("-").isdigit():
+            with suppress(ValueError, OverflowError):
+                yield from _of_float(float(value))
+    elif isinstance(value, bool):
+        yield str(value).lower()
+    elif isinstance(value, float):
+        yield from _of_float(value)
+    elif isinstance(value, _Time):
+        with suppress(ValueError, OverflowError):
+            at = datetime.fromtimestamp(value.us // 1_000_000, UTC).replace(microsecond=value.us % 1_000_000)
+            yield at.strftime("%Y-%m-%d")
+            yield at.strftime("%Y-%m-%d %H:%M:%S") + (f".{at.microsecond:06}".rstrip("0") if at.microsecond else "")
+    else:
+        yield _text(value)
+
+
+def _of_float(value: float) -> Iterator[str]:
+    """As Java, and so Spark, writes it."""
+    yield repr(value)
+    digits, _, exponent = f"{value:e}".partition("e")
+    with suppress(InvalidOperation):
+        mantissa = str(Decimal(repr(value)).scaleb(-int(exponent)).normalize()) if exponent else digits
+        yield f"{mantissa if '.' in mantissa else mantissa + '.0'}E{int(exponent or 0)}"
+
+
+def _numbers(value: Any, kind: str) -> Iterator[Any]:
+    if isinstance(value, bool | _Time):
+        return
+    if isinstance(value, bytes) and len(value) in (4, 8) and kind == "number":
+        yield Decimal(int.from_bytes(value, "big", signed=True))
+    try:
+        number = Decimal(value) if isinstance(value, int | float | Decimal) else Decimal(_text(value).strip())
+    except InvalidOperation:
+        return
+    if kind == "number":
+        if number.is_finite():
+            yield number
+    elif number.is_nan():
+        yield "nan"
+    else:
+        with suppress(OverflowError):
+            made = float(number)
+            yield (float(np.float32(made)) if kind == "float32" else made) + 0.0
+
+
+def _times(value: Any) -> Iterator[int]:
+    """Microseconds since 1970."""
+    if isinstance(value, _Time):
+        yield value.us
+        return
+    if isinstance(value, int | float | Number | Decimal) and not isinstance(value, bool):
+        with suppress(InvalidOperation):
+            number = Decimal(value)
+            if number.is_finite() and abs(number) < _FAR:
+                yield from (int(number * scale) for scale in (1_000_000, 1_000, 1))
+        return
+    text = _text(value).strip()
+    with suppress(ValueError, OverflowError):
+        at = datetime.fromisoformat(text)
+        at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        since = at - datetime(1970, 1, 1, tzinfo=UTC)
+        yield (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

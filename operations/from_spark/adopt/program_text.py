@@ -1,0 +1,267 @@
+"""A program to begin with: it declares a stage that a query's state fits, as far as the state says what it is of."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ....errors import Refused
+from ....pipeline.source.spark_types import spark_schema_of
+from ....state.kinds.due import window_of
+from ..checkpoint.protocol import ReadableTable, times_out
+from .buffers import declared_from
+
+_TODO = "# The query's own: from the source's rows to those before its stateful operator."
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """What a stage is declared with."""
+
+    key: Sequence[str]
+    state: str
+    columns: Sequence[tuple[str, str]]
+    """Of the rows that its function gives, with Spark's types."""
+    right: Sequence[tuple[str, str]] = ()
+    """Of the second input of a join."""
+    before: str = ""
+    """Functions that the state names."""
+    watermark: str = ""
+    """The column with one."""
+    notes: Sequence[str] = ()
+    more: str = ""
+    """Further arguments of the stage."""
+    made: Mapping[str, str] | None = None
+    """Columns that are made of others: expressions."""
+
+
+def program_text(
+    tables: Sequence[ReadableTable], topics: Sequence[str], app: str, stage: str, where: str, query: str
+) -> str:
+    """The text of a Python file. Raises `Refused` for state that no declaration takes over, by name."""
+    first = tables[0]
+    if len(tables) > 1 and first.kind not in ("join", "transform"):
+        kinds = ", ".join(f"{each.name or first.kind} ({each.kind})" for each in tables)
+        raise Refused(
+            f"the query has several stateful operators, {kinds}, and a stage has one state",
+            hint="attach it instead: its tables can be queried, and none is computed on",
+        )
+    declare = {
+        **dict.fromkeys(("aggregate", "window", "total"), _aggregate),
+        **dict.fromkeys(("distinct", "distinct-within-watermark"), _distinct),
+        "pandas": _pandas,
+        "transform": _transform,
+    }.get(first.kind, _update)
+    if first.kind == "session":
+        return _text(_session(tables, app), topics, app, stage, where, query)
+    if first.kind == "join":
+        sides = tuple(topics) if len(topics) == 2 else ("left", "right")
+        return _text(_join(tables, sides), sides, app, stage, where, query)
+    return _text(declare(tables), topics, app, stage, where, query)
+
+
+def _aggregate(tables: Sequence[ReadableTable]) -> _Declared:
+    (table,) = tables
+    declared, columns, notes = _aggregates(table.values)
+    key, of_key, made, watermark = _key(table)
+    if watermark:
+        notes.append('of a query in append mode, say event_time=sw.event_time(emits="final") and writes=')
+    return _Declared(
+        key, _call("aggregate", declared), [*of_key, *columns], watermark=watermark, made=made, notes=notes
+    )
+
+
+def _aggregates(values: pa.Schema) -> tuple[list[str], list[tuple[str, str]], list[str]]:
+    """Arguments, the columns that they are of, and what cannot be declared."""
+    found, others = declared_from(values)
+    if others:
+        raise Refused(
+            f"the query keeps what no aggregate of slackwater goes on from: {'; '.join(others)}",
+            hint="attach it instead; or leave that out of the query, and let it run a batch anew",
+        )
+    declared, columns = [], []
+    for number, (function, field, kind) in enumerate(found, 1):
+        name, of = f"{function}_{number}", f"of_{function}_{number}"
+        by = f", by={f'{of}_order'!r}" if function in ("first", "last") else ""
+        declared.append(f"{name}=sw.{function}({'' if function == 'count' else repr(of)}{by})")
+        if function != "count":
+            columns.append((of, _spark(_source_type(function, kind))))
+        if by:
+            order = values.field(values.get_field_index(field) + 1)
+            columns.append((f"{of}_order", "bigint" if pa.types.is_boolean(order.type) else _spark(order.type)))
+    alike = any(field.startswith("valueWith") for _, field, _ in found)
+    return declared, columns, ["last is of max_by; of min_by, say first: their states look alike"] * alike
+
+
+def _source_type(function: str, kind: pa.DataType) -> pa.DataType:
+    """The type of a column whose sum has this one: sums of decimals are ten digits wider."""
+    if function in ("sum", "mean") and pa.types.is_decimal(kind):
+        return pa.decimal128(max(1, kind.precision - 10, kind.scale), kind.scale)
+    return kind
+
+
+def _session(tables: Sequence[ReadableTable], app: str) -> _Declared:
+    (table,) = tables
+    begin = table.key.names[-1]
+    window, *_ = table.values.names
+    declared, columns, notes = _aggregates(pa.schema(list(table.values)[1:]))
+    key = [(each.name, _spark(each.type)) for each in table.key if each.name != begin]
+    made = {window: 'F.session_window("at", "5 minutes")'}
+    return _Declared(
+        [*(name for name, _ in key), window], _call("aggregate", declared), [*key, *columns, ("at", "timestamp")],
+        watermark="at", made=made,
+        more=f'writes=sw.sink("{app}-sessions"),\n    event_time=sw.event_time(emits="final"),',
+        notes=[*notes, "the query's own gap and watermark stand in the place of these"],
+    )  # fmt: skip
+
+
+def _distinct(tables: Sequence[ReadableTable]) -> _Declared:
+    (table,) = tables
+    key, columns, made, _ = _key(table)
+    expires = bool(len(table.values))
+    ddl = ", ".join(f"{name} {kind}" for name, kind in columns)
+    kept = "until timestamp" if expires else "seen boolean"
+    state = f'sw.update(first_of_each, state="{kept}", emits="{ddl}")'
+    value = 'pa.nulls(state.num_rows, pa.timestamp("us", "UTC"))' if expires else "pa.repeat(True, state.num_rows)"
+    name = "until" if expires else "seen"
+    before = f'''
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+
+        def first_of_each(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+            """Emit a key that was not there before."""
+            new = state.filter(pc.is_null(state[{name!r}]))
+            return pa.table({{{name!r}: {value}}}), new.select({[each for each, _ in columns]!r})
+        '''
+    notes = (
+        ['until is when a duplicate is not left out any more: set it as the query does, and due="until"']
+        if expires
+        else []
+    )
+    return _Declared(key, state, columns, before=before, made=made, notes=notes)
+
+
+def _join(tables: Sequence[ReadableTable], sides: Sequence[str]) -> _Declared:
+    left, right = (
+        [(each.name, _spark(each.type)) for each in table.values if each.name != "matched"] for table in tables
+    )
+    times = [next((name for name, kind in side if kind == "timestamp"), "") for side in (left, right)]
+    if not all(times):
+        raise Refused("the rows of the query's join have no timestamp, by which a join of slackwater forgets them")
+    key = [f"key_{number}" for number, _ in enumerate(tables[0].key.names[:-1])]
+    made = {name: f"F.col({column!r})" for name, (column, _) in zip(key, left, strict=False)}
+    notes = [
+        "within, how, the key and the watermarks are the query's to say",
+        "its state keeps the columns of each side as they are: none of them may have the name of another",
+    ]
+    state = f'sw.join({sides[0]!r}, {sides[1]!r}, within="1 hour")'
+    return _Declared(key, state, left, right=right, watermark=times[0], made=made, notes=notes)
+
+
+def _pandas(tables: Sequence[ReadableTable]) -> _Declared:
+    (table,) = tables
+    fields = [(each.name, _spark(each.type)) for each in table.values]
+    timed = times_out(table.values)
+    key, columns, made, _ = _key(table)
+    ddl = ", ".join(f"{name} {kind}" for name, kind in fields[: -2 if timed else None])
+    output = ", ".join(f"{name} {kind}" for name, kind in columns)
+    before = '''
+        def the_function(key, frames, state):
+            """The query's own."""
+            raise NotImplementedError
+        '''
+    timeout = "ProcessingTimeTimeout" if timed else "NoTimeout"
+    state = f'sw.pandas_state(the_function, "{output}", "{ddl}", "{timeout}")'
+    return _Declared(key, state, columns, before=before, made=made)
+
+
+def _transform(tables: Sequence[ReadableTable]) -> _Declared:
+    raise Refused(
+        "a class of transformWithState is its own declaration: state=sw.processor(TheClass(), output, …)",
+        hint="write the stage with the class, and adopt the query with --dry-run",
+    )
+
+
+def _update(tables: Sequence[ReadableTable]) -> _Declared:
+    (table,) = tables
+    key, columns, made, _ = _key(table)
+    ddl = ", ".join(f"{each.name} {_spark(each.type)}" for each in table.values)
+    before = '''
+        def go_on(rows, state):
+            """What the query's function does with the rows of each key."""
+            raise NotImplementedError
+        '''
+    return _Declared(key, f'sw.update(go_on, state="{ddl}")', columns, before=before, made=made)
+
+
+def _key(table: ReadableTable) -> tuple[list[str], list[tuple[str, str]], dict[str, str], str]:
+    """The key's names, the columns that they are made of, and how, and the column with a watermark."""
+    if table.kind in ("total", "limit"):
+        return list(table.key.names), [], dict.fromkeys(table.key.names, 'F.lit(0).cast("long")'), ""
+    window = window_of(table.key)
+    columns = [("at", "timestamp") if each.name == window else (each.name, _spark(each.type)) for each in table.key]
+    made = {window: 'F.window("at", "1 hour")'} if window else {}
+    return table.key.names, columns, made, "at" if window else ""
+
+
+def _call(name: str, arguments: Sequence[str]) -> str:
+    return (
+        f"sw.{name}({', '.join(arguments)})"
+        if len(arguments) < 3
+        else "sw." + name + "(\n        " + ",\n        ".join(arguments) + ",\n    )"
+    )
+
+
+def _text(made: _Declared, topics: Sequence[str], app: str, stage: str, where: str, query: str) -> str:
+    reads = [f"sw.topic({topic!r})" for topic in topics]
+    key = repr(made.key[0]) if len(made.key) == 1 else f"({', '.join(map(repr, made.key))})"
+    names = [_argument(topic, number) for number, topic in enumerate(topics)]
+    lines = [
+        f'"""The query {query} of {where} as a stage."""',
+        "",
+        "import slackwater as sw",
+        "from pyspark.sql import DataFrame",
+        "from pyspark.sql import functions as F",
+        *textwrap.dedent(made.before).rstrip().splitlines(),
+        "",
+        f"app = sw.App({app!r})",
+        "",
+        "",
+        *(f"# {note}" for note in made.notes),
+        "@app.stage(",
+        f"    name={stage!r},",
+        f"    reads={reads[0] if len(reads) == 1 else '(' + ', '.join(reads) + ')'},",
+        f"    key={key},",
+        f"    state={made.state},",
+        *([f"    {made.more}"] if made.more else []),
+        ")",
+        f"def {stage.replace('-', '_')}({', '.join(f'{name}: DataFrame' for name in names)})"
+        f" -> {'tuple[DataFrame, DataFrame]' if made.right else 'DataFrame'}:",
+        f"    {_TODO}",
+    ]
+    for number, name in enumerate(names):
+        side = made.right if number and made.right else made.columns
+        ddl = ", ".join(f"`{column}` {kind}" for column, kind in side)
+        if side:
+            rows = f'F.from_json(F.col("value").cast("string"), "{ddl}").alias("r")'
+            lines.append(f'    {name} = {name}.select({rows}).select("r.*")')
+        time = next((column for column, kind in side if kind == "timestamp"), "") if made.right else made.watermark
+        if time:
+            lines.append(f'    {name} = {name}.withWatermark({time!r}, "10 minutes")')
+        for place, (column, of) in enumerate((made.made or {}).items()):
+            of_side = f"F.col({side[place][0]!r})" if made.right else of
+            lines.append(f"    {name} = {name}.withColumn({column!r}, {of_side})")
+    union = names[0] + "".join(f".unionByName({name})" for name in names[1:])
+    lines.append(f"    return {', '.join(names) if made.right else union}")
+    return "\n".join(lines) + "\n"
+
+
+def _argument(topic: str, number: int) -> str:
+    word = "".join(each if each.isalnum() else "_" for each in topic.lower()).strip("_")
+    return word if word.isidentifier() else f"messages_{number}"
+
+
+def _spark(kind: pa.DataType) -> str:
+    return str(spark_schema_of(pa.schema([pa.field("a", kind)]))[0].dataType.simpleString())

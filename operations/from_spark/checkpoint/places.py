@@ -1,0 +1,119 @@
+"""Where a checkpoint may be: a folder, S3 by slackwater's own client, or what Spark reads by Hadoop's file systems."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from ....errors import ObjectNotFound, Unavailable
+from ....store.objects.open import open_store
+from ....store.objects.protocol import ObjectInfo
+
+_OURS = re.compile(r"(s3[an]?|file):", re.IGNORECASE)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+class Readable(Protocol):
+    """What of `ObjectStore` reads: nothing of a checkpoint can be changed by it."""
+
+    @property
+    def url(self) -> str:
+        """Where all is."""
+
+    def get(self, key: str) -> bytes:
+        """A file. Raises `ObjectNotFound`."""
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """`length` bytes of a file from `start`, fewer at its end. Raises `ObjectNotFound`."""
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """The files whose key starts with `prefix`; no promise of their order."""
+
+    def local_path(self, key: str) -> Path | None:
+        """Where a file lies on this machine's disk, or None."""
+
+
+def place(where: str, spark: SparkSession) -> Readable:
+    """What reads at a folder, `s3://bucket/prefix`, or another URL for which Spark has a file system.
+
+    Raises `Usage` where it cannot be understood, `Unavailable` where Spark has no such file system.
+    """
+    return own_place(where) or HadoopFiles(where, spark)
+
+
+def own_place(where: str) -> Readable | None:
+    """What reads at a place that needs no Spark; None where it does. Raises `Usage` where it cannot be understood."""
+    if _SCHEME.match(where) and not _OURS.match(where):
+        return None
+    return open_store(re.sub(r"^s3[an]:", "s3:", where, flags=re.IGNORECASE))
+
+
+class HadoopFiles:
+    """Files below a URL, as the JVM of a Spark session reads them."""
+
+    def __init__(self, url: str, spark: SparkSession) -> None:
+        self.url = url.rstrip("/")
+        self._jvm: Any = spark._jvm
+        with self._asking("list", ""):
+            conf = spark._jsparkSession.sessionState().newHadoopConf()
+            self._files = self._path("").getFileSystem(conf)
+            self._root = str(self._files.makeQualified(self._path("")).toString())
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        with self._asking("list", prefix):
+            try:
+                found = self._files.listFiles(self._path(prefix[: prefix.rfind("/") + 1]), True)
+            except Py4JJavaError as error:
+                if _is_absent(error):
+                    return
+                raise
+            while found.hasNext():
+                status = found.next()
+                key = str(status.getPath().toString()).removeprefix(self._root).lstrip("/")
+                if key.startswith(prefix):
+                    yield ObjectInfo(key, status.getLen(), status.getModificationTime())
+
+    def get(self, key: str) -> bytes:
+        with self._opened(key) as stream:
+            return bytes(stream.readAllBytes())
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        with self._opened(key) as stream:
+            stream.skipNBytes(start)
+            return bytes(stream.readNBytes(length))
+
+    def local_path(self, key: str) -> Path | None:
+        return None
+
+    def _path(self, key: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self.url}/{key}" if key else self.url)
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[Any]:
+        with self._asking("read", key):
+            stream = self._files.open(self._path(key))
+            try:
+                yield stream
+            finally:
+                stream.close()
+
+    @contextmanager
+    def _asking(self, verb: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except Py4JJavaError as error:
+            if _is_absent(error):
+                raise ObjectNotFound(key, self.url) from None
+            said = str(error.java_exception.toString()).partition("\n")[0]
+            raise Unavailable(
+                f"Spark cannot {verb} {key or 'the checkpoint'!r} at {self.url}: {said}",
+                hint="give this Spark the file system's package and settings: --conf spark.jars.packages=…",
+            ) from error
+
+
+def _is_absent(error: Py4JJavaError) -> bool:
+    return str(error.java_exception.getClass().getName()).endswith("FileNotFoundException")

@@ -1,0 +1,118 @@
+"""A changed program and the app that is stored: what it declares, and where it begins to read what is new to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from pyspark.sql import SparkSession
+from ulid import ULID
+
+from ...common import instants
+from ...errors import NotFound
+from ...pipeline.api.app import App
+from ...pipeline.batch.schemas import Shape, ddl_of, shapes
+from ...pipeline.kafka.channels import KafkaChannels
+from ...pipeline.kafka.open import open_kafka, wait_for
+from ...pipeline.run.claim import Claimer, check_program
+from ...pipeline.run.news import News
+from ...pipeline.run.options import Options
+from ...pipeline.run.program import load_app
+from ...pipeline.spark.conf import on_path
+from ...pipeline.spark.session import running_session, spark_session
+from ...snapshot.change.migrate import Migrated, find_plan, finish_earlier, migrate
+from ...snapshot.cut import replicas
+from ...snapshot.cut.moments import heads_of, stages_of
+from ...snapshot.take.audit_log import whoami
+from ...state.fits import Declared, DeclaredStage
+from ...store.objects.open import open_store
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import apps
+from ...store.versions.manifest import Input
+
+
+def declared(app: App, known: Mapping[str, Shape]) -> Declared:
+    """What a program declares, as far as it is stored."""
+    stages = {}
+    for stage in app.in_order():
+        shape = known[stage.name]
+        outputs = {channel.name: ddl_of(shape.emits[channel.name]) for channel in stage.repartitions}
+        stages[stage.name] = DeclaredStage(stage.name, app.writers(stage), outputs, shape.table)
+    return Declared(app.name, stages)
+
+
+def migrate_file(
+    path: str,
+    *,
+    app: str | None,
+    options: Options,
+    renames: Mapping[str, str],
+    stages: Mapping[str, str] | None = None,
+    dry_run: bool = False,
+    news: News | None = None,
+) -> Migrated:
+    """Have an app go on with the program that a file declares: all of its stages, or none. With `dry_run`, only look.
+
+    It is the app `app`, or the one that the file names. Columns and stages in `renames` and `stages` have another name
+    in the program, old to new. Without brokers in `options`, nothing can be read that was not read before. Raises as
+    `StoredApp.migrate`, `load_app` and `shapes`, and `Refused` where the program is that of the app that this one was
+    promoted over.
+    """
+    on_path(options.py_files)
+    store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
+    program = load_app(path, name=app, store=store)
+    return migrate_app(program, store, options, renames=renames, stages=stages, dry_run=dry_run, news=news)
+
+
+def migrate_app(
+    program: App,
+    store: ObjectStore,
+    options: Options,
+    *,
+    renames: Mapping[str, str],
+    stages: Mapping[str, str] | None = None,
+    dry_run: bool = False,
+    news: News | None = None,
+) -> Migrated:
+    """The same for a program that is loaded, and a store that is open. Raises as `migrate_file`."""
+    news = news or News()
+    info = apps.read_app(store, program.name)
+    if not dry_run:
+        replicas.check_runs_here(store, program.name, "a migration")
+    check_program(store, program, heads_of(store, program.name, stages_of(store, program.name)).values())
+    finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=instants.now_ms())
+    found = find_plan(store, with_spark(program, options, news), renames, stages=stages)
+    if dry_run or not found.changes:
+        return Migrated(found, 0, "", {}, finished)
+    starts: dict[str, dict[str, Input]] = {}
+    if found.unread:
+        # Where stages begin to read what is new to them: where the program says.
+        if not options.kafka:
+            unread = ", ".join(found.unread)
+            raise NotFound("Kafka", "brokers", hint=f"{unread} would read a topic from its beginning: add --kafka")
+        wait_for(kafka := open_kafka(options.kafka), options.patience_s)
+        renamed, writer = replicas.topics_of(store, info), str(ULID())
+        claimer = Claimer(store, kafka, program, renamed, writer, by=whoami(), accept_loss=options.accept_loss)
+        for stage, names in found.unread.items():
+            starts[stage] = {name: claimer.begin(program.stages[stage], name) for name in names}
+    news.doing("migrating")
+    reader = KafkaChannels(open_kafka(options.kafka), patience_s=options.patience_s) if options.kafka else None
+    done = migrate(store, found, starts, by=whoami(), now_ms=instants.now_ms(), reader=reader)
+    return replace(done, finished=finished)
+
+
+def with_spark(program: App, options: Options, news: News) -> Declared:
+    """What the program declares, whose schemas Spark knows."""
+    news.doing("starting Spark, to see which columns the program declares")
+    with spark_of("migrate", program, options, master="local[1]") as spark:
+        return declared(program, shapes(program, spark))
+
+
+def spark_of(
+    verb: str, program: App, options: Options, master: str | None = None
+) -> AbstractContextManager[SparkSession]:
+    """Spark, at the `master` of the options or else this one, unless a session runs here already."""
+    at = None if running_session() is not None else options.master or master
+    name, files = f"slackwater {verb} {program.name}", options.py_files
+    return spark_session(name, master=at, conf=options.spark_conf, py_files=files)

@@ -1,0 +1,19 @@
+"""Consistent moments of an app: resolved, taken, queried, compared, searched, verified, retained, changed.
+
+| room | contents |
+|---|---|
+| `cut/` | refs, the graph of stages, consistent cuts, lineage |
+| `take/` | taking, pinning and removing snapshots; the audit log |
+| `query/` | SQL, look-ups, export, `log` |
+| `diff/` | rows that differ between two moments; the history of a key |
+| `status/` | lag, live runners |
+| `bisect/` | the search for the commit that broke a predicate |
+| `verify/` | recomputing that a cut is what it claims |
+| `gc/` | retention, reachability, collection |
+| `change/` | a decided change of all stages at one cut |
+
+No Spark here. Kafka comes in through small Protocols such as `take.capture.ChannelReader`. Import the modules one by
+one: only those that query load DuckDB and pyarrow.
+"""
+
+__all__ = ["bisect", "change", "cut", "diff", "gc", "query", "status", "take", "verify"]

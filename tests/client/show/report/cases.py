@@ -1,0 +1,140 @@
+"""A real verdict and what is known around it, with values put into it; and what a parser finds in a report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pyarrow as pa
+from markdown_it import MarkdownIt
+from slackwater.client.show.render import html, markdown
+from slackwater.client.show.report import Case, Mask, document
+from slackwater.snapshot.bisect.causes import Behind, Cause
+from slackwater.snapshot.bisect.evidence import collect
+from slackwater.snapshot.bisect.predicate import Where
+from slackwater.snapshot.bisect.search import bisect
+from slackwater.snapshot.bisect.verdict import Address, Guilty, Hop, SourceMessage
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.diff.key_changes import KeyChanges
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+
+from tests.support.histories import Flight, FlightsApp, Kafka, flights
+
+WHERE = "SELECT tail, delay FROM aircraft WHERE delay > 1000 AND tail <> 'N999'"
+
+
+def real_case(cache: SstCache) -> Case:
+    """A fault in the middle stage, found in a history with snapshots on both sides of it."""
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(200))
+    pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "before")
+    app.send(Flight("N001", "C1", 5_000), *flights(6))
+    app.step_all()
+    app.run(flights(90))
+    pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "behind")
+    verdict = bisect(app.store, cache, "flights", WHERE)
+    evidence = collect(app.store, cache, verdict)
+    record = Address("flights", 1, 424)
+    hops = (
+        Hop("aircraft", verdict.bad_version, Address("flights-by-aircraft-repartition", 1, 42, 5), 7, 1, 3, True),
+        Hop("legs", verdict.bad_version, record, 7, 7, 4, True),
+    )
+    message = SourceMessage(
+        record, 1_735_689_785_123, b"N001", b'{"delay": 5000}', (("trace", b"4bf9"), ("schema", None))
+    )
+    guilty = Guilty(hops, message, "", (), verdict.keys)
+    cause = Cause("record", True, f"{record} is the record behind it", record, None, (record,), {"alone": True})
+    return Case(verdict, Behind(cause, guilty), evidence, "flights-staging", "", 1_790_000_000_000)
+
+
+def with_values(case: Case, texts: Sequence[str], numbers: tuple[int, int], data: Sequence[bytes]) -> Case:
+    """The case with other values wherever a report has some.
+
+    Args:
+        case: any.
+        texts: five, for a key, a row before and after, and two literals in the predicate.
+        numbers: two that differ, for the row before and after.
+        data: three, for a record's key, header and value.
+    """
+    key, before, after, literal, comment = texts
+    there = np.array([True])
+    keys = KeyChanges(
+        pa.table({"tail": [key]}),
+        pa.table({"note": [before], "n": [numbers[0]], "raw": [data[0]], "list": [[before]]}),
+        pa.table({"note": [after], "n": [numbers[1]], "raw": [data[1]], "list": [[after]]}),
+        there,
+        there,
+        dict.fromkeys(("note", "n", "raw", "list"), there),
+        named=True,
+    )
+    quoted = literal.replace("'", "''")
+    sql = f"SELECT tail FROM aircraft WHERE tail = '{quoted}' -- {' '.join(comment.split())}\n OR delay > {numbers[0]}"
+    assert case.guilty is not None
+    assert case.guilty.message is not None
+    message = replace(case.guilty.message, key=data[0], value=data[2], headers=(("trace", data[1]),))
+    reached = tuple(replace(each, keys=keys) for each in case.evidence.reached)
+    return replace(
+        case,
+        verdict=replace(case.verdict, keys=keys, predicate=Where(sql)),
+        behind=replace(case.behind, found=replace(case.guilty, message=message, keys=keys)),
+        evidence=replace(case.evidence, reached=reached),
+    )
+
+
+def reports(case: Case, *, show: bool = False) -> tuple[str, str]:
+    """The case as HTML and as Markdown."""
+    made = document(case, Mask(show))
+    return html.render(made), markdown.render(made)
+
+
+def rendered(text: str) -> str:
+    """Markdown as the HTML that a browser gets, markup within it included."""
+    return str(MarkdownIt("commonmark", {"html": True}).enable("table").render(text))
+
+
+@dataclass
+class Parsed(HTMLParser):
+    """What a parser of the standard library finds."""
+
+    tags: list[tuple[str, tuple[tuple[str, str | None], ...]]] = field(default_factory=list)
+    """Each element's beginning with its attributes, and each end with none, in their order."""
+    texts: dict[str, list[str]] = field(default_factory=dict)
+    """What stands in each element of a kind, whole."""
+    markup: list[str] = field(default_factory=list)
+    """Comments, declarations and processing instructions."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._open: list[str] = []
+
+    @classmethod
+    def of(cls, text: str) -> "Parsed":
+        parsed = cls()
+        parsed.feed(text)
+        parsed.close()
+        return parsed
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, tuple(attrs)))
+        if tag not in ("meta", "br", "hr"):
+            self._open.append(tag)
+            self.texts.setdefault(tag, []).append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.tags.append((f"/{tag}", ()))
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        for tag in set(self._open):
+            self.texts[tag][-1] += data
+
+    def handle_comment(self, data: str) -> None:
+        self.markup.append(data)
+
+    def handle_decl(self, decl: str) -> None:
+        self.markup.append(decl)
+
+    def handle_pi(self, data: str) -> None:
+        self.markup.append(data)

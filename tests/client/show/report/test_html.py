@@ -1,0 +1,176 @@
+"""The HTML file: what stands where, and that it needs and does nothing but show itself."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from slackwater.client.show.picture import Point, Timeline, draw, timeline
+from slackwater.client.show.report import Case
+from slackwater.snapshot.bisect.causes import Behind, unknown
+from slackwater.snapshot.bisect.session import Command
+from slackwater.snapshot.bisect.verdict import VersionRange
+from slackwater.store.versions.manifest import Program
+
+from tests.client.show.report.cases import Parsed, reports
+
+
+@pytest.fixture
+def parsed(case: Case) -> Parsed:
+    return Parsed.of(reports(case)[0])
+
+
+def test_the_sentence_at_the_top_names_the_commit_the_record_and_the_key(case: Case, parsed: Parsed) -> None:
+    (sentence,) = parsed.texts["h1"]
+    assert sentence == (
+        f"{case.verdict.bad_ref} is the first bad commit of flights, and flights[1]@424 the record behind it: "
+        'tail = "••••" (4 characters) turned bad.'
+    )
+
+
+def test_every_part_has_its_heading(parsed: Parsed) -> None:
+    assert parsed.texts["h2"] == [
+        "The key right before the record, and with it",
+        "The key before the commit, and after it",
+        "When it turned",
+        "The cause",
+        "The record",
+        "What the commit read",
+        "What it reached further on",
+        "Snapshots",
+        "The ledger of the bad moment",
+        "To go on",
+    ]
+
+
+def test_nothing_is_loaded_and_nothing_runs(parsed: Parsed) -> None:
+    tags = {tag for tag, _ in parsed.tags if not tag.startswith("/")}
+    assert not tags & {"script", "link", "img", "iframe", "object", "embed", "form", "a", "base", "foreignobject"}
+    attributes = {name for _, attributes in parsed.tags for name, _ in attributes}
+    assert not {name for name in attributes if name.startswith("on") or name in ("href", "src", "style", "xlink:href")}
+    (policy,) = (
+        dict(given)["content"] for tag, given in parsed.tags if ("http-equiv", "Content-Security-Policy") in given
+    )
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'")
+    (css,) = parsed.texts["style"]
+    assert not re.search(r"url|@import|expression", css)
+    assert "prefers-color-scheme: dark" in css
+    assert "@media print" in css
+
+
+def test_every_probe_is_told_and_bad_ones_with_what_was_wrong(case: Case, parsed: Parsed) -> None:
+    for step in case.verdict.steps:
+        assert step.ref in parsed.texts["code"]
+    said = [text for text in parsed.texts["span"] if text in ("good", "bad")]
+    assert said == ["good"] * said.count("good") + ["bad"] * said.count("bad")
+    assert len(said) == len(case.verdict.steps)
+
+
+def test_the_commands_can_be_typed(case: Case) -> None:
+    stages = case.verdict.bad.stages
+    ran = structs.replace(stages["aircraft"], program=Program("/home/ada/flights.py", "0" * 32))
+    bad_moment = replace(case.verdict.bad, stages={**stages, "aircraft": ran})
+    case = replace(case, verdict=replace(case.verdict, bad=bad_moment))
+    case = replace(case, evidence=replace(case.evidence, commits=(ran,)))
+    listed = Parsed.of(reports(case, show=True)[0]).texts["pre"][-1].splitlines()
+    good, bad, where = case.verdict.good_ref, case.verdict.bad_ref, case.verdict.where
+    quoted = "'" + where.replace("'", "'\"'\"'") + "'"
+    assert listed == [
+        f"slackwater query {good} {quoted}",
+        f"slackwater query {bad} {quoted}",
+        f"slackwater bisect flights --good {good} --bad {bad} --where {quoted}",
+        f"slackwater replay {bad} --code flights.py",
+        f"slackwater clone {good} flights-staging",
+    ]
+
+
+def test_snapshots_say_whether_they_hold_the_bad_version(parsed: Parsed) -> None:
+    rows = [row for row in parsed.texts["tr"] if row.startswith("flights@")]
+    assert [(row.startswith("flights@before"), row.endswith("from before it")) for row in rows] == [
+        (True, True),
+        (False, False),
+    ]
+    assert rows[1].endswith("holds the bad version")
+
+
+def test_a_record_that_cannot_be_told_has_a_reason_and_what_was_read(case: Case) -> None:
+    assert case.guilty is not None
+    windows = case.verdict.lineage.direct
+    why = "a replay of legs@v21 does not send what it sent then. Has the code changed?"
+    guilty = replace(case.guilty, message=None, reason=why, windows=windows, hops=case.guilty.hops[:1])
+    parsed = Parsed.of(reports(replace(case, behind=Behind(unknown(why), guilty)))[0])
+    assert f"The record cannot be told: {why}" in parsed.texts["p"]
+    assert "the record behind it" not in parsed.texts["h1"][0]
+    parsed = Parsed.of(reports(replace(case, behind=Behind(unknown("nothing was replayed"))))[0])
+    assert any(text.startswith("Nothing was replayed") for text in parsed.texts["p"])
+
+
+def test_a_verdict_that_leaves_several_commits_open_names_them_and_why(case: Case) -> None:
+    verdict = case.verdict
+    steps = (*verdict.steps[:-1], replace(verdict.steps[-1], answer="skip", why="no column named 'x': there is y"))
+    unsure = replace(
+        verdict, keys=None, steps=steps, candidates=(VersionRange("legs", 4, 9), VersionRange("aircraft", 5, 5))
+    )
+    parsed = Parsed.of(reports(replace(case, verdict=unsure, behind=Behind(unknown("the commit is not certain"))))[0])
+    assert parsed.texts["h1"] == ["The first bad commit of flights is one of legs@v4..v9, aircraft@v5."]
+    assert "bad at the latest" in parsed.texts["dt"]
+    assert "As the commit is not certain, nothing was replayed." in parsed.texts["p"]
+    assert f"{steps[-1].ref} could not be judged." in parsed.texts["p"]
+    assert [text for text in parsed.texts["span"] if text == "skip"] == ["skip"]
+
+
+def test_a_program_that_decided_is_not_asked_again_nor_shown(case: Case) -> None:
+    command = "check.sh --account alice"
+    decided = replace(case, verdict=replace(case.verdict, predicate=Command(command), keys=None))
+    text = reports(replace(decided, evidence=replace(case.evidence, wrong={})))[0]
+    assert "alice" not in text
+    parsed = Parsed.of(text)
+    assert '"••••" (24 characters)' in parsed.texts["dd"]
+    assert "not counted" in parsed.texts["td"]
+    assert "polyline" not in parsed.texts
+
+
+def test_no_later_stage_is_told_as_such(case: Case) -> None:
+    text = Parsed.of(reports(replace(case, evidence=replace(case.evidence, reached=())))[0]).texts["p"]
+    assert "No stage had consumed it when this was written." in text
+
+
+def test_the_picture_has_the_turn_between_good_and_bad(case: Case) -> None:
+    picture = timeline(case.verdict, case.evidence)
+    assert {probe.answer for probe in picture.probes if probe.at < 0} == {"good"}
+    assert {probe.answer for probe in picture.probes if probe.at >= 0} == {"bad"}
+    assert [wrong.rows for wrong in picture.wrong if wrong.at < 0] == [0] * sum(w.at < 0 for w in picture.wrong)
+    assert all(wrong.rows for wrong in picture.wrong if wrong.at >= 0)
+    assert [mark.name for mark in picture.snapshots] == ["before", "behind"]
+    at_turn = [mark.name for stage, lane in picture.lanes for mark in lane if mark.at == 0]
+    assert (picture.turned, at_turn) == (case.verdict.stage, [f"v{case.verdict.bad_version}"])
+
+
+def places(least: int, most: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(least, most), min_size=1, max_size=12, unique=True).map(sorted)
+
+
+@given(places(-100_000, -1), places(0, 100_000), st.integers(0, 10**9))
+def test_any_search_is_drawn_within_its_picture_in_the_order_of_the_line(
+    before: Sequence[int], after: Sequence[int], rows: int
+) -> None:
+    probes = [*(Point(at, "good", "good") for at in before), *(Point(at, "bad", "bad") for at in after)]
+    wrong = [Point(probe.at, "x", rows=rows if probe.answer == "bad" else 0) for probe in probes]
+    lane = tuple(Point(at, f"v{at}") for at in range(max(before[-1], -8), min(after[0], 6) + 1))
+    named = tuple(Point(probe.at, "<b>" * 20) for probe in probes)
+    parsed = Parsed.of(draw(Timeline((("stage<" * 20, lane),), "stage", True, tuple(probes), named, tuple(wrong))))
+    ((_, svg),) = ((tag, given) for tag, given in parsed.tags if tag == "svg")
+    _, _, width, height = map(float, (dict(svg)["viewbox"] or "").split())
+    drawn = [dict(given) for tag, given in parsed.tags if tag in ("circle", "text", "line", "rect")]
+    for one in drawn:
+        across = [float(one[name] or 0) for name in ("cx", "x", "x1", "x2") if name in one]
+        down = [float(one[name] or 0) for name in ("cy", "y", "y1", "y2") if name in one]
+        assert all(0 <= x <= width for x in across)
+        assert all(0 <= y <= height for y in down)
+    samples = [float(one["cx"] or 0) for one in drawn if one.get("class") == "sample"]
+    assert samples == sorted(samples)
+    assert len(samples) == len(wrong)

@@ -1,0 +1,51 @@
+"""What `attach` says: which tables and batches there are, and each version."""
+
+from pathlib import Path
+
+from slackwater.client.show.programs import caught_up as shown_caught_up
+from slackwater.client.show.programs import landed, to_attach
+from slackwater.client.show.shown import Result
+from slackwater.operations.from_spark.attach.tail import Tail
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+
+from tests.operations.from_spark.attach.following import caught_up, commit, query, tail
+from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoint
+
+
+def said(result: Result) -> str:
+    return str(result)
+
+
+def test_a_plan_says_which_tables_there_are_and_where_history_begins(tmp_path: Path) -> None:
+    store, checkpoint = MemoryStore(), query()
+
+    def plan(following: Tail) -> str:
+        return said(to_attach(following.plan(), checkpoint.where, checkpoint.query))
+
+    def batches(count: int, checkpoint: MemoryCheckpoint = checkpoint) -> None:
+        for number in range(count):
+            commit(checkpoint, {"": {("DE",): (number, 1.0)}})
+
+    following = tail(store, SstCache(tmp_path / "cache", 1 << 30), checkpoint)
+    assert "the query has not committed a batch yet" in plan(following)
+    batches(5)
+    checkpoint.clean_up(before=2)
+    text = plan(following)
+    assert (
+        "memory:checkpoint, the query 6a1c9c30-0000-4000-8000-000000000000, as shop/totals; nothing was changed" in text
+    )
+    assert "totals_seen" in text
+    assert (
+        "batches 2 to 4 can be read: history begins 2023-11-14T22:13:22Z, with all rows at the end of batch 2" in text
+    )
+    assert store.list_folders("") == [] or not list(store.list("shop/")), "a look writes nothing"
+    made = caught_up(following)
+    assert "shop/totals@v2  batches 0 to 2, 1 row changed" in said(landed("shop", made[0]))
+    assert "batches 2 to 4 can be read, and versions have them all" in plan(following)
+    batches(1)
+    assert "it goes on with batch 5" in plan(following)
+    batches(4)
+    checkpoint.clean_up(before=8)
+    assert "batches 8 to 9 can be read; batches 5 to 8 become one version" in plan(following)
+    assert "shop/totals: 3 versions more, up to batch 4" in said(shown_caught_up("shop", "totals", 3, 5))

@@ -1,0 +1,36 @@
+"""What shows a cause is said once: by its sentence, or in the table below it."""
+
+from __future__ import annotations
+
+import pytest
+from slackwater.client.show.document import TableBlock
+from slackwater.client.show.shown import plain
+from slackwater.client.show.verdict import cause_facts, evidence_of
+from slackwater.snapshot.bisect.causes import Cause
+from slackwater.snapshot.bisect.deploys import ProgramChange, deploy
+from slackwater.store.versions.manifest import Program
+
+OLD, NEW = Program("app.py", "0" * 32), Program("app.py", "1" * 32)
+CHANGE = ProgramChange("legs", 47, 0, OLD, NEW, 9, 0)
+
+
+def said(cause: Cause) -> str:
+    tables = [each for each in cause_facts(cause) if isinstance(each, TableBlock)]
+    return "\n".join([cause.sentence, *map(plain, tables)])
+
+
+@pytest.mark.parametrize("add", [None, OLD])
+def test_a_deploy_names_each_program_and_the_version_once(add: Program | None) -> None:
+    because = ": the batch is good with the one before, and bad with the new one"
+    text = said(deploy(CHANGE, how="both programs", proved=add is None, because=because, add=add))
+    for word in (OLD.checksum, NEW.checksum, "legs", "47"):
+        assert text.count(word) == 1, word
+    assert "both programs" not in text  # the sentence says it in words
+
+
+def test_what_the_sentence_does_not_say_is_in_the_table() -> None:
+    """`[0]@3` is another record than the `[0]@31` of the sentence, and v2 another version than v20."""
+    evidence = {"late": "t[0]@3", "watermark": "2025-01-01T00:00:00Z", "moved_version": "legs@v2", "moved_by": "t[1]@7"}
+    sentence = "t[0]@31 is the first late record of legs@v20: the watermark was 2025-01-01T00:00:00Z; t[1]@7 moved it"
+    cause = Cause("watermark", proved=True, sentence=sentence, evidence=evidence)
+    assert dict(evidence_of(cause)) == {"late": "t[0]@3", "moved version": "legs@v2"}

@@ -1,0 +1,31 @@
+"""What `history --why` says of the record behind a change: one of many is not called the reason."""
+
+import pytest
+from slackwater.client.show.history import record_of_key
+from slackwater.client.show.verdict import record_data
+from slackwater.snapshot.bisect.verdict import Address, Guilty, Hop
+
+HOPS = (
+    Hop("carriers", 7, Address("by-carrier", 0, 4, 1), 300, 240, 8, True),
+    Hop("legs", 5, Address("flights", 2, 91), 300, 240, 0, True),
+)
+
+
+@pytest.mark.parametrize(
+    ("of_key", "shown"),
+    [
+        (1, "flights[2]@91"),
+        (240, "flights[2]@91 (the last of 240 records of this key)"),
+        (0, "flights[2]@91 (the last that changed it)"),
+    ],
+)
+def test_a_record_is_named_alone_where_it_is_the_only_one_that_reaches_the_key(of_key: int, shown: str) -> None:
+    guilty = Guilty(HOPS, None, "", (), None, of_key=of_key)
+    assert record_of_key(guilty) == shown
+    data = record_data(guilty)
+    assert data is not None
+    assert data["of_key"] == of_key
+
+
+def test_a_change_that_no_record_made_names_none() -> None:
+    assert record_of_key(None) == record_of_key(Guilty((), None, "rows expired", (), None)) == "-"

@@ -1,0 +1,31 @@
+"""Of two hundred random programs each planted dependence is found and named, and of the others none is reported."""
+
+from pathlib import Path
+
+import pytest
+from slackwater.operations.debugging.check.check import CheckedVersion, check
+from slackwater.store.objects.local import LocalStore
+
+from tests.models.random_programs import random_program, versions_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+IN_GATE = (4, 5, 6, 40)
+"""Where batches end, chance, the process, and one that depends on nothing; `test_verb.py` has the clock and order."""
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(at, marks=[] if at in IN_GATE else pytest.mark.ci) for at in range(200)]
+)
+def test_what_is_planted_is_found_and_nothing_else(number: int, tmp_path: Path) -> None:
+    from pyspark.sql import SparkSession  # what a collection of tests need not wait for
+
+    made = random_program(number)
+    program, versions = versions_of(made, SparkSession.active(), LocalStore(tmp_path / "scratch"), 2, number)
+    checked = list(check(program, versions))
+    assert all(isinstance(each, CheckedVersion) for each in checked), (made.words, checked)
+    reasons = {one.reason for each in checked if isinstance(each, CheckedVersion) for one in each.found}
+    if made.planted is None:
+        assert reasons == set(), (made.words, checked)
+    else:
+        assert reasons, made.words
+        assert reasons <= {made.planted.reason, made.planted.or_else}, (made.words, checked)

@@ -1,0 +1,175 @@
+"""The first bad record of a batch, against its definition: prefixes in the app's order, in plain Python. No Spark."""
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import slackwater as sw
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.operations.debugging.replay.batches import Batches, ReplayBatch
+from slackwater.operations.debugging.replay.first import FirstRecord, RecordSearch
+from slackwater.operations.debugging.replay.inputs import PLACE, Records
+from slackwater.operations.debugging.replay.program import LoadedProgram
+from slackwater.operations.debugging.replay.stage_replay import StageReplay
+from slackwater.pipeline.batch.schemas import Shape
+from slackwater.snapshot.bisect.predicate import Where
+from slackwater.snapshot.bisect.verdict import Address
+from slackwater.snapshot.cut.graph import Cut
+from slackwater.state.failing import RECORD
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.sst.hashing import hash_keys
+
+from tests.state.event_time.falling import Stage
+
+ROWS = pa.schema([("user", pa.string()), ("amount", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+LIMIT = 20
+STATE = sw.aggregate(total=sw.sum("amount"), most=sw.max("amount"))
+
+
+@dataclass(frozen=True)
+class Order:
+    """A record: where it is, its message's time, and its row."""
+
+    partition: int
+    offset: int
+    time_ms: int
+    user: str
+    amount: int
+
+
+@dataclass(frozen=True)
+class Known(StageReplay):
+    """A replay of a function that gives each record as it is, so that it needs no Spark."""
+
+    @property
+    def _all(self) -> tuple[pa.Table, bool]:
+        (records,), (numbers,) = self.records.values(), self.numbers.values()
+        rows = records.rows
+        return rows.append_column("_hash", pa.array(hash_keys(rows, ["user"]))).append_column(
+            RECORD, pa.array(numbers)
+        ), True
+
+
+def order(records: list[Order]) -> list[Order]:
+    """The app's order: offsets in a partition, and between partitions the latest time up to a record."""
+    latest = {
+        each: max(o.time_ms for o in records if o.partition == each.partition and o.offset <= each.offset)
+        for each in records
+    }
+    return sorted(records, key=lambda each: (latest[each], each.partition, each.offset))
+
+
+@st.composite
+def batches(draw: st.DrawFn, least: int) -> list[Order]:
+    amounts = st.one_of(st.integers(least, 6), st.sampled_from([7, LIMIT + 1, LIMIT + 5]))
+    found = []
+    for partition in range(draw(st.integers(1, 3))):
+        some = draw(st.lists(st.tuples(st.integers(0, 4), st.sampled_from("abc"), amounts), max_size=10))
+        found += [Order(partition, offset, *each) for offset, each in enumerate(some)]
+    return found
+
+
+def search_of(records: list[Order], where: str, folder: Path) -> RecordSearch:
+    """The search for the record with which a table of users, empty before, turned bad."""
+    bound = STATE.bind([ROWS], ("user",))
+    stage = Stage(bound, ("user",), ROWS, STATE.stored)
+    before = stage.head
+    rows = [{"user": each.user, "amount": each.amount, "at": 0} for each in records]
+    stage.batch(rows)
+    app = sw.App("a")
+    app.stage(name="s", reads=sw.topic("t"), key="user", state=STATE)(lambda rows: rows)
+    shape = Shape({}, {}, ("user",), stage.table, bound)
+    cache = SstCache(folder / "cache", 1 << 30)
+    program = LoadedProgram(app, None, {"s": shape}, stage.store, cache, {}, LocalStore(folder / "scratch"))  # type: ignore[arg-type]
+    places = [[each.partition, each.offset, 0, each.time_ms, 0] for each in records]
+    columns = [pa.array(column, field.type) for column, field in zip(zip(*places, strict=True), PLACE, strict=True)]
+    read = Records("t", "", pa.Table.from_pylist(rows, schema=ROWS), pa.Table.from_arrays(columns, schema=PLACE))
+    root = ReplayBatch(Known(program, before, stage.head, read={"t": read}))
+    return RecordSearch(Batches(program), Where(where), Cut("a", {"s": stage.head}), root)
+
+
+def totals(records: Iterable[Order]) -> Iterator[bool]:
+    """Of each prefix whether a user's total is beyond the limit: of none first."""
+    users: dict[str, int] = {}
+    yield False
+    for each in records:
+        users[each.user] = users.get(each.user, 0) + each.amount
+        yield any(total > LIMIT for total in users.values())
+
+
+WHERE = f"SELECT user FROM s WHERE total > {LIMIT}"
+
+
+def place(address: Address) -> tuple[int, int]:
+    return address.partition, address.offset
+
+
+def named(found: FirstRecord) -> tuple[int, int]:
+    return place(found.part.batch.address(found.number))
+
+
+@given(batches(0))
+def test_the_shortest_bad_prefix_ends_with_the_record_where_what_is_bad_stays_bad(records: list[Order]) -> None:
+    ordered = {(each.partition, each.offset): each for each in order(records)}
+    states = [*totals(ordered.values())]
+    if not states[-1]:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        search = search_of(records, WHERE, Path(folder))
+        found = search.run()
+        assert found is not None
+        first = [*ordered][states.index(True) - 1]
+        assert named(found) == first
+        assert found.proved
+        assert search.alone is not None
+        alone = {where for where, each in ordered.items() if each.amount > LIMIT}
+        assert {place(search.root.address(number)) for number in search.alone.tolist()} == alone
+        assert found.alone == (first in alone)
+        if not found.alone and found.needs is not None:
+            # With those that it needs it is bad, and without any of them not.
+            needed = [place(search.root.address(number)) for _, number in found.needs]
+            assert [*totals(ordered[where] for where in (*needed, first))][-1]
+            for left_out in needed:
+                some = [ordered[where] for where in (*needed, first) if where != left_out]
+                assert not [*totals(some)][-1]
+
+
+@given(batches(-30))
+def test_elsewhere_it_turns_bad_with_the_record_and_is_good_with_those_that_are_bad_alone_before_it(
+    records: list[Order],
+) -> None:
+    ordered = order(records)
+    states = [*totals(ordered)]
+    if not states[-1]:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        found = search_of(records, WHERE, Path(folder)).run()
+        assert found is not None
+        at = [(each.partition, each.offset) for each in ordered].index(named(found))
+        assert not states[at]
+        assert states[at + 1]
+        alone = [place for place, each in enumerate(ordered) if each.amount > LIMIT]
+        assert not any(states[place + 1] for place in alone[:8] if place < at)
+        if len(ordered) <= 8:
+            assert at == states.index(True) - 1
+
+
+@given(batches(0))
+def test_tied_are_the_records_of_other_partitions_that_are_first_in_another_order(records: list[Order]) -> None:
+    bad = [each for each in order(records) if each.amount > LIMIT]
+    if not bad:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        found = search_of(records, f"SELECT user FROM s WHERE most > {LIMIT}", Path(folder)).run()
+        assert found is not None
+        latest = [
+            max(o.time_ms for o in records if o.partition == each.partition and o.offset <= each.offset) for each in bad
+        ]
+        # Of each partition the first bad record, where it is as early as the first of all.
+        heads = {each.partition: (each, time_ms) for each, time_ms in zip(reversed(bad), reversed(latest), strict=True)}
+        expected = {(each.partition, each.offset) for each, time_ms in heads.values() if time_ms == latest[0]}
+        assert {named(found), *map(place, found.tied)} == expected

@@ -1,0 +1,102 @@
+"""A recovery that is killed anywhere: nobody can run the app before it is whole, and the same call finishes it."""
+
+from functools import partial
+
+import pytest
+from slackwater.errors import Refused
+from slackwater.operations.disaster_recovery.recover import recover
+from slackwater.snapshot.cut import replicas
+from slackwater.snapshot.verify.verify import verify
+
+from tests.models.profiles import crash_points
+from tests.operations.disaster_recovery.recover.test_recover import LATER_MS, SAME, check_books, elsewhere, goes_on
+from tests.operations.disaster_recovery.replicate.test_replicate import copy, running
+from tests.operations.failover import FailoverKafka, failover_kafka
+from tests.support.collecting import AgingStore, Killed, fresh
+from tests.support.histories import FlightsApp, flights
+
+
+def lost(*, reachable: bool) -> tuple[FlightsApp, AgingStore, FailoverKafka]:
+    """An app, its replica, and the Kafka in which it is to go on; where it can be reached it has gone on since."""
+    app, target = running(), AgingStore()
+    copy(app, target)
+    if reachable:
+        app.run(flights(5))
+    return app, target, failover_kafka(app) if reachable else elsewhere(app)
+
+
+def bring_back(app: FlightsApp, target: AgingStore, kafka: FailoverKafka, *, reachable: bool) -> None:
+    primary = (lambda _root: app.store) if reachable else None
+    recover(target, app.name, kafka, primary=primary, terms=SAME, by="ada@host", reader=failover_kafka(app))
+
+
+def check_not_half(app: FlightsApp, target: AgingStore) -> None:
+    """Whoever looks sees a consistent moment, and whoever runs is refused, or finds all of it."""
+    report = verify(fresh(target), app.name, now_ms=LATER_MS)
+    assert report.consistent, report.differences
+    found = replicas.find(target, app.name)
+    assert found is not None
+    if found.state != "recovered":
+        with pytest.raises(Refused, match="is a replica of"):
+            replicas.check_runs_here(target, app.name, "run")
+
+
+@pytest.mark.parametrize("reachable", [False, True])
+def test_killed_at_any_request_it_is_not_half_there_and_the_same_call_finishes_it(reachable: bool) -> None:
+    app, target, kafka = lost(reachable=reachable)
+    call = partial(bring_back, reachable=reachable)
+    with target.requests() as made:
+        call(app, target, kafka)
+    assert len(made) >= 30
+    for point in crash_points(len(made)):
+        app, target, kafka = lost(reachable=reachable)
+        expected = dict(app.state)
+        try:
+            with target.death_after(point):
+                call(app, target, kafka)
+        except Killed:
+            check_not_half(app, target)
+        call(app, target, kafka)
+        assert replicas.check_runs_here(target, app.name, "run") is not None
+        check_books(target, app.name)
+        other = goes_on(app, target, kafka)
+        if not reachable:
+            for _ in range(2):
+                app.step_all()
+            assert other.state == app.state
+        else:
+            assert sum(each[0] for each in other.state["carriers"].values()) == 41
+            assert expected
+
+
+def test_of_two_recoveries_at_once_one_is_refused_and_the_app_is_there_once() -> None:
+    met = set()
+    app, target, kafka = lost(reachable=False)
+    with target.requests() as made:
+        bring_back(app, target, kafka, reachable=False)
+    for point in crash_points(len(made) - 1):
+        app, target, kafka = lost(reachable=False)
+        left = point + 1
+
+        def meanwhile(
+            verb: str, key: str, app: FlightsApp = app, target: AgingStore = target, kafka: FailoverKafka = kafka
+        ) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                target.before = lambda verb, key: None
+                bring_back(app, target, kafka, reachable=False)
+
+        target.before = meanwhile
+        try:
+            bring_back(app, target, kafka, reachable=False)
+            met.add("done by both")
+        except Refused:
+            met.add("refused")
+        target.before = lambda verb, key: None
+        check_books(target, app.name)
+        other = goes_on(app, target, kafka)
+        for _ in range(2):
+            app.step_all()
+        assert other.state == app.state
+    assert met

@@ -1,0 +1,333 @@
+"""An app goes on from its replica as if nothing had happened, but for what came after the replica's cut."""
+
+from itertools import pairwise
+
+import pytest
+from msgspec.structs import replace
+from slackwater.errors import Fenced, NotFound, Refused
+from slackwater.operations.disaster_recovery.drill import drill
+from slackwater.operations.disaster_recovery.fence import Primary, fence
+from slackwater.operations.disaster_recovery.recover import Recovered, recover
+from slackwater.operations.disaster_recovery.recover_plan import FailoverTerms
+from slackwater.operations.disaster_recovery.replicate import Replicator
+from slackwater.snapshot.cut import replicas
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.verify.verify import verify
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions import history, keys
+from slackwater.store.versions.commit import successor
+from slackwater.store.versions.manifest import Manifest, Sink
+
+from tests.operations.disaster_recovery.replicate.test_replicate import LATER_MS, copy, running
+from tests.operations.failover import FailoverKafka, failover_kafka
+from tests.support.collecting import AgingStore, fresh, keys_of
+from tests.support.histories import Flight, FlightsApp, Message, flights, rows_of
+
+SAME = FailoverTerms()
+
+
+def elsewhere(app: FlightsApp, *, behind: int = 0, before: int = 0) -> FailoverKafka:
+    """Another Kafka with the users' topic alone, some records behind, after some that are none of it."""
+    made = FailoverKafka()
+    made.topics[app.topic] = [
+        [*([*messages][:1] * before), *messages[: len(messages) - behind]] for messages in app.kafka.topics[app.topic]
+    ]
+    return made
+
+
+def recovered(
+    app: FlightsApp, target: ObjectStore, kafka: FailoverKafka, terms: FailoverTerms = SAME, **how: object
+) -> Recovered:
+    """Recover the app, whose store is lost."""
+    return recover(target, app.name, kafka, primary=None, terms=terms, by="ada@host", **how)  # type: ignore[arg-type]
+
+
+def goes_on(app: FlightsApp, target: ObjectStore, kafka: FailoverKafka) -> FlightsApp:
+    """The app where it goes on, once it has read what there is."""
+    other = FlightsApp(target, kafka, app.name, clock=app.clock)
+    for _ in range(2):
+        other.step_all()
+    return other
+
+
+def check_books(target: ObjectStore, name: str) -> None:
+    report = verify(fresh(target), name, now_ms=LATER_MS, deep=True)
+    assert report.consistent, report.differences
+
+
+def test_it_goes_on_in_another_kafka_with_what_was_on_the_way() -> None:
+    app, target = running(), AgingStore()
+    copy(app, target)
+    kafka = elsewhere(app)
+    done = recovered(app, target, kafka)
+    assert done.plan is not None
+    assert sum(state.rows for state in done.plan.in_flight) == 6
+    check_books(target, app.name)
+    for stage, version in done.versions.items():
+        head = history.read(target, app.name, stage, version)
+        assert head.kind == "recover"
+        assert rows_of(target, head) == rows_of(app.store, app.heads[stage])
+    other = goes_on(app, target, kafka)
+    app.step_all()
+    assert other.state == app.state
+    more = flights(11)
+    for each in (app, other):
+        each.send(*more)
+        for _ in range(2):
+            each.step_all()
+    assert other.state == app.state
+    check_books(target, app.name)
+
+
+def test_it_goes_on_in_the_same_kafka_though_the_old_app_went_on_for_a_while() -> None:
+    app, target = running(), AgingStore()
+    copy(app, target)
+    app.run(flights(20))
+    done = recovered(app, target, failover_kafka(app))
+    assert done.plan is not None
+    assert done.plan.again == {"flights": 20}
+    other = goes_on(app, target, failover_kafka(app))
+    assert other.state == app.state
+    check_books(target, app.name)
+
+
+def test_where_the_old_place_can_be_reached_it_is_fenced_and_nothing_is_lost() -> None:
+    app, target = running(), AgingStore()
+    copy(app, target)
+    app.run(flights(20))
+    done = recover(
+        target,
+        app.name,
+        failover_kafka(app),
+        primary=lambda _root: app.store,
+        terms=SAME,
+        by="ada@host",
+        reader=failover_kafka(app),
+    )
+    assert done.fenced == ""
+    assert done.caught_up is not None
+    assert done.plan is not None
+    assert done.plan.again == {"flights": 0}
+    app.send(*flights(1))
+    with pytest.raises(Fenced, match="recover"):
+        app.step("legs")
+    with pytest.raises(Refused, match="was recovered elsewhere"):
+        replicas.check_runs_here(app.store, app.name, "run")
+    assert replicas.check_runs_here(target, app.name, "run") is not None
+    other = goes_on(app, target, failover_kafka(app))
+    assert sum(each[0] for each in other.state["carriers"].values()) == 57
+
+
+def test_of_two_replicas_one_is_recovered_and_the_other_is_told_where_the_app_runs() -> None:
+    app, one, other = running(), AgingStore(), AgingStore()
+    copy(app, one)
+    copy(app, other)
+    there = {"primary": lambda _root: app.store, "terms": SAME, "by": "ada@host"}
+    recover(one, app.name, failover_kafka(app), **there)  # type: ignore[arg-type]
+    before = keys_of(other)
+    for again in (recover, drill):
+        with pytest.raises(Refused, match=f"was recovered already, and runs under {one.url} since"):
+            again(other, app.name, failover_kafka(app), **there)  # type: ignore[operator]
+    assert keys_of(other) == before
+    # Who looked a moment before the other was there learns of it when the old place is told.
+    seen = Primary(app.store.url, {})
+    with pytest.raises(Refused, match="was recovered already"):
+        fence(app.store, seen, app.name, other.url, 1, by="ada@host", now_ms=2)
+
+
+@pytest.mark.parametrize(("verb", "part"), [("put_if_absent", "/leaving.json"), ("put", "/replica.json")])
+def test_of_two_fail_backs_at_one_moment_one_wins_and_the_other_is_told_where_the_app_runs(
+    verb: str, part: str
+) -> None:
+    app, there, one, other = running(), AgingStore(), AgingStore(), AgingStore()
+    copy(app, there)
+    recovered(app, there, failover_kafka(app))
+    moved = goes_on(app, there, failover_kafka(app))
+    for target in (one, other):
+        copy(moved, target)
+    done: list[AgingStore] = []
+    refused: list[str] = []
+
+    def go(target: AgingStore) -> None:
+        how = {"terms": SAME, "by": "ada@host"}
+        try:
+            recover(target, app.name, failover_kafka(app), primary=lambda _root: there, **how)  # type: ignore[arg-type]
+            done.append(target)
+        except Refused as error:
+            refused.append(error.message)
+
+    there.once(verb, part, lambda: go(other))
+    go(one)
+    (winner,) = done
+    assert refused == [
+        f"{app.name} of {there.url} was recovered already, and runs under {winner.url} since: recovered from here too, "
+        "two would run"
+    ]
+    left = replicas.find(there, app.name)
+    assert left is not None
+    assert (left.state, left.root) == ("left", winner.url)
+
+
+def test_typed_again_it_does_not_count_what_it_put_there_to_fence_it() -> None:
+    app, target = running(), AgingStore()
+    copy(app, target)
+    app.run(flights(20))
+    heads = {stage: head.version for stage, head in app.heads.items()}
+    how = {"primary": lambda _root: app.store, "terms": SAME, "by": "ada@host", "as_it_is": True}
+
+    def doing(what: str) -> None:
+        if what.startswith("carrying"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recover(target, app.name, failover_kafka(app), **how, doing=doing)  # type: ignore[arg-type]
+    fenced = {stage: history.head(fresh(app.store), app.name, stage) for stage in heads}
+    assert {stage: head.version - 1 for stage, head in fenced.items() if head is not None} == heads
+    done = recover(target, app.name, failover_kafka(app), **how, dry_run=True)  # type: ignore[arg-type]
+    assert done.plan is not None
+    assert {each.stage: each.newest for each in done.plan.lost} == heads
+
+
+def test_an_app_goes_there_and_back_and_there_again() -> None:
+    app, here, there = running(), AgingStore(), AgingStore()
+    moved, stores = app, (app.store, here, there)
+    for _ in range(2):
+        app.step_all()
+    for source, target in pairwise(stores):
+        Replicator(source, target, app.name, "ada@host", failover_kafka(app)).round()
+        recover(
+            target,
+            app.name,
+            failover_kafka(app),
+            primary=lambda _root, source=source: source,  # type: ignore[misc]
+            terms=SAME,
+            by="ada@host",
+            reader=failover_kafka(app),
+        )
+        went_on = goes_on(app, target, failover_kafka(app))
+        assert went_on.state == moved.state
+        went_on.run(flights(11))
+        check_books(target, app.name)
+        moved = went_on
+
+
+def test_a_replica_that_was_broken_off_beyond_its_cut_goes_back_to_the_cut() -> None:
+    app, target = running(), AgingStore()
+    pin(app.store, resolve(app.store, app.name, now_ms=LATER_MS), "friday", by="ada@host", reader=app.kafka)
+    copy(app, target)
+    cut = replicas.newest_cut(target, app.name)
+    assert cut is not None
+    app.run(flights(20))
+    for stage in ("legs", "aircraft"):
+        head = app.heads[stage].version
+        for version in range(cut.stages[stage] + 1, head + 1):
+            key = keys.manifest(app.name, stage, version)
+            target.put(key, app.store.get(key))
+        for info in app.store.list(keys.ssts(app.name, stage)):
+            target.put(info.key, app.store.get(info.key))
+    kafka = elsewhere(app)
+    recovered(app, target, kafka)
+    other = goes_on(app, target, kafka)
+    app.step_all()
+    assert other.state == app.state
+    check_books(target, app.name)
+
+
+def test_in_a_mirror_with_other_offsets_it_finds_the_records_that_it_has_read() -> None:
+    app, target = running(), AgingStore()
+    app.send(*(Flight(f"N{number:03}", f"C{number % 3}", number) for number in range(40)))
+    app.step_all()
+    copy(app, target)
+    kafka = elsewhere(app, before=7)
+    with pytest.raises(Refused, match="other records before offset"):
+        recovered(app, target, kafka)
+    done = recovered(app, target, kafka, FailoverTerms(mirror="primary"))
+    assert done.plan is not None
+    for _, found in done.plan.inputs.values():
+        assert {each.how for each in found} == {"records"}
+    other = goes_on(app, target, kafka)
+    app.step_all()
+    assert other.state == app.state
+
+
+def test_a_mirror_that_lags_is_read_on_from_its_end() -> None:
+    app, target = running(), AgingStore()
+    app.send(*(Flight(f"N{number:03}", f"C{number % 3}", number) for number in range(40)))
+    app.step_all()
+    copy(app, target)
+    kafka = elsewhere(app, behind=3, before=2)
+    done = recovered(app, target, kafka, FailoverTerms(mirror="primary"))
+    assert done.plan is not None
+    ((read, found),) = done.plan.inputs.values()
+    assert read.offsets == kafka.ends(app.topic)
+    assert all(each.unmirrored for each in found)
+
+
+def test_without_records_kept_only_what_the_mirror_says_exactly_counts() -> None:
+    app, target = running(), AgingStore()
+    Replicator(app.store, target, app.name, "ada@host").round()
+    kafka = elsewhere(app, before=2)
+    offsets = app.heads["legs"].inputs["flights"].offsets
+    kafka.mirrored["primary.flights"] = {p: [(at - 3, at - 1)] for p, at in enumerate(offsets)}
+    with pytest.raises(Refused, match="some may be no records"):
+        recovered(app, target, kafka, FailoverTerms(mirror="primary"))
+    kafka.mirrored["primary.flights"] = {p: [(at - 1, at + 1)] for p, at in enumerate(offsets)}
+    with pytest.raises(Refused, match="6 rows were on the way"):
+        recovered(app, target, kafka, FailoverTerms(mirror="primary"))
+    app.step_all()
+    app.step_all()
+    offsets = app.heads["legs"].inputs["flights"].offsets
+    Replicator(app.store, target, app.name, "ada@host").round()
+    kafka = elsewhere(app, before=2)
+    kafka.mirrored["primary.flights"] = {p: [(at - 1, at + 1)] for p, at in enumerate(offsets)}
+    done = recovered(app, target, kafka, FailoverTerms(mirror="primary"))
+    assert done.plan is not None
+    ((read, _),) = done.plan.inputs.values()
+    assert read.offsets == tuple(at + 2 for at in offsets)
+
+
+def test_what_is_no_replica_or_not_whole_is_refused_and_a_second_call_finds_it_done() -> None:
+    app, target = running(), AgingStore()
+    with pytest.raises(NotFound, match="no replica named"):
+        recovered(app, target, failover_kafka(app))
+    replicator = Replicator(app.store, target, app.name, "ada@host", failover_kafka(app))
+    replicator.pair.begin("ada@host")
+    with pytest.raises(Refused, match="is not whole"):
+        recovered(app, target, failover_kafka(app))
+    copy(app, target)
+    assert not recovered(app, target, failover_kafka(app)).done
+    assert recovered(app, target, failover_kafka(app)).done
+    with pytest.raises(Refused, match="it is no replica any more"):
+        copy(app, target)
+
+
+def test_what_a_sink_had_still_to_publish_is_carried_into_a_topic_of_its_own() -> None:
+    app, target = running(), AgingStore()
+    kafka, head = failover_kafka(app), app.heads["carriers"]
+    begun = replace(successor_of(head), sinks={"alerts": Sink("flights-alerts", 2, head.version + 1)})
+    kafka.topics["flights-alerts"] = [[Message((), attempt="older")] * 2]
+    app.commit(begun)
+    rows = flights(3)
+    kafka.topics["flights-alerts"][0] += [Message((row,), app.name, 0, "mine") for row in rows]
+    sink = replace(begun.sinks["alerts"], end=5, attempts=("mine",), rows=3, sent=3)
+    app.commit(replace(successor_of(begun), sinks={"alerts": sink}))
+    copy(app, target)
+    other = elsewhere(app)
+    done = recovered(app, target, other)
+    assert done.plan is not None
+    assert done.plan.sink_rows == 3
+    now = history.read(target, app.name, "carriers", done.versions["carriers"])
+    before = history.read(target, app.name, "carriers", now.version - 1)
+    assert (before.kind, before.sinks["alerts"].sent, before.sinks["alerts"].since) == ("recover", 0, before.version)
+    assert (now.kind, now.sinks["alerts"].sent, now.sinks["alerts"].since) == ("recover", 3, before.version)
+    assert now.sinks["alerts"].topic == "flights-alerts-r1"
+    carried = [each for each in other.topics["flights-alerts-r1"][0] if each.attempt in now.sinks["alerts"].attempts]
+    assert [row for each in carried for row in each.flights] == rows
+    check_books(target, app.name)
+
+
+def successor_of(head: Manifest) -> Manifest:
+    return successor(
+        head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=head.time_ms + 1
+    )  # fmt: skip

@@ -1,0 +1,100 @@
+"""Replicating that is killed anywhere, or done twice at once: a whole is there all the time, and the next goes on."""
+
+from collections.abc import Callable
+
+from slackwater.errors import NotFound
+from slackwater.snapshot.cut import replicas
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.verify.verify import verify
+from slackwater.store.versions import history
+
+from tests.models.profiles import crash_points
+from tests.operations.disaster_recovery.replicate.test_replicate import LATER_MS, check_whole, copy, running
+from tests.support.collecting import HOUR_MS, AgingStore, Killed, fresh, gc, store_of, wait
+from tests.support.histories import FlightsApp, flights, rows_of
+
+Round = Callable[[FlightsApp, AgingStore], None]
+
+
+def snapshot(app: FlightsApp, name: str) -> None:
+    pin(app.store, resolve(app.store, app.name, now_ms=LATER_MS), name, by="ada@host", reader=app.kafka)
+
+
+def history_of(rounds: int) -> tuple[FlightsApp, AgingStore]:
+    """An app, and its replica after so many rounds; what comes next collects what two rounds had copied."""
+    app, target = running(), AgingStore()
+    if rounds:
+        copy(app, target)
+        snapshot(app, "friday")
+        app.run(flights(20))
+        copy(app, target)
+        wait(app, 3 * HOUR_MS)
+        app.run(flights(10))
+        gc(app, Retention(versions=2))
+    return app, target
+
+
+def see_a_whole(app: FlightsApp, target: AgingStore) -> bool:
+    """Whatever is there of a replica is a consistent whole, with the tables that the app had at that cut."""
+    store = fresh(target)
+    try:
+        cut = resolve(store, app.name, now_ms=LATER_MS)
+    except NotFound:
+        return False
+    for stage, manifest in cut.stages.items():
+        assert rows_of(store, manifest) == rows_of(
+            app.store, history.read(fresh(app.store), app.name, stage, manifest.version)
+        )
+    report = verify(store, cut, deep=True)
+    assert report.consistent, report.differences
+    if (found := replicas.newest_cut(store, app.name)) is not None:
+        assert verify(store, f"{app.name}@{found.snapshot}", now_ms=LATER_MS).consistent
+    return True
+
+
+def killed_at(app: FlightsApp, target: AgingStore, point: int, *, at_source: bool = False) -> None:
+    try:
+        with (store_of(app) if at_source else target).death_after(point):
+            copy(app, target)
+    except Killed:
+        pass
+
+
+def test_killed_at_any_request_a_whole_is_there_and_the_next_call_goes_on() -> None:
+    for rounds, at_source in ((0, False), (1, False), (1, True)):
+        app, target = history_of(rounds)
+        with (store_of(app) if at_source else target).requests() as made:
+            copy(app, target)
+        assert len(made) >= 30
+        for point in crash_points(len(made)):
+            app, target = history_of(rounds)
+            killed_at(app, target, point, at_source=at_source)
+            see_a_whole(app, target)
+            copy(app, target)
+            check_whole(app, target)
+
+
+def test_two_at_once_do_each_other_no_harm() -> None:
+    app, target = history_of(1)
+    with target.requests() as made:
+        copy(app, target)
+    for point in crash_points(len(made)):
+        app, target = history_of(1)
+        left = point
+
+        def meanwhile(verb: str, key: str, app: FlightsApp = app, target: AgingStore = target) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                target.before = lambda verb, key: None
+                app.run(flights(5))
+                copy(app, target)
+
+        target.before = meanwhile
+        copy(app, target)
+        target.before = lambda verb, key: None
+        assert see_a_whole(app, target)
+        copy(app, target)
+        check_whole(app, target)

@@ -1,0 +1,132 @@
+"""The fields that lead to a key, place by place, out of lineage and of what was declared."""
+
+import pytest
+from slackwater.errors import NotFound, Refused, Usage
+from slackwater.operations.erasure.key_fields import DeclaredFields, KeyFields
+from slackwater.store.versions.column_types import FieldSource, Lineage
+from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Table
+
+TABLE = Table((Column("who", "string"),), (Column("n", "int64"),), 1)
+
+
+def stage(
+    name: str, inputs: dict[str, str], lineage: dict[str, Lineage], *writes: str, table: Table | None = TABLE
+) -> Manifest:
+    """A stage that reads these inputs, of these stages (empty for a user's topic)."""
+    return Manifest(
+        *("app", name, 1, 1, "w", 1, "claim"),
+        inputs={each: Input(each, (0,), upstream) for each, upstream in inputs.items()},
+        outputs={each: Output(each, (0,), (0,)) for each in writes},
+        table=table,
+        lineage=lineage,
+    )
+
+
+def of(input_: str, field: str = "", *by: str) -> tuple[FieldSource, ...]:
+    return (FieldSource(input_, field, by),)
+
+
+def fields(*stages: Manifest, declared: DeclaredFields | None = None, table: str = "people") -> KeyFields:
+    heads = {each.stage: each for each in stages}
+    return KeyFields(heads, {table: table}, declared or DeclaredFields())
+
+
+def told(found: KeyFields, place: str) -> list[list[str]]:
+    """By rule, the fields of each column of the key, with what is computed of them."""
+    return [
+        [
+            "|".join(" ".join((each.text, *each.by, *each.of_key, each.unknown)).strip() for each in some)
+            for some in rule.columns
+        ]
+        for rule in found.rules(place)
+    ]
+
+
+def test_fields_are_followed_through_channels_up_to_topics_and_other_topics_have_none() -> None:
+    parse = stage("parse", {"orders": ""}, {"by": {"who": of("orders", "$.user.id", "lower")}}, "by", table=None)
+    people = stage("people", {"by": "parse"}, {"": {"who": of("by", "who")}})
+    amounts = stage("amounts", {"transfers": ""}, {"": {"who": of("transfers", "$.to")}})
+    found = fields(parse, people, amounts)
+    assert told(found, "orders") == [["$.user.id lower"]]
+    assert told(found, "by") == [["who"]]
+    assert told(found, "transfers") == []
+    found.check_clear("app", ["orders", "by", "transfers"])
+
+
+def test_a_field_below_a_column_of_a_channel_is_one_below_the_columns_own_field() -> None:
+    parse = stage("parse", {"orders": ""}, {"by": {"user": of("orders", "$.user")}}, "by", table=None)
+    found = fields(parse, stage("people", {"by": "parse"}, {"": {"who": of("by", "user.id")}}))
+    assert told(found, "by") == [["user.id"]]
+    assert told(found, "orders") == [["$.user.id"]]
+
+
+def test_channels_beside_the_way_are_compared_by_columns_of_the_same_field() -> None:
+    lineage = {"": {"who": of("orders", "$.id", "lower")}, "out": {"who": of("orders", "$.id", "lower"), "n": ()}}
+    people = stage("people", {"orders": ""}, lineage, "out")
+    raw = stage("raw", {"orders": ""}, {"raw": {"id": of("orders", "$.id"), "x": of("orders")}}, "raw", table=None)
+    hashed = stage("hashed", {"orders": ""}, {"h": {"id": of("orders", "$.id", "sha2")}}, "h", table=None)
+    upper = stage("upper", {"orders": ""}, {"u": {"id": of("orders", "$.id", "lower", "trim")}}, "u", table=None)
+    others = stage("others", {"orders": ""}, {"o": {"cents": of("orders", "$.cents")}}, "o", table=None)
+    found = fields(people, raw, hashed, upper, others)
+    assert told(found, "out") == [["who"]]
+    assert told(found, "raw") == [["id lower"]]
+    assert told(found, "h") == [["id sha2"]]
+    assert told(found, "u") == [["id trim"]]
+    assert told(found, "o") == []
+    found.check_clear("app", ["orders", "out", "raw", "h", "u", "o"])
+
+
+def test_what_only_the_program_knows_is_refused_until_it_is_declared() -> None:
+    python = stage("people", {"orders": ""}, {"": {"who": of("orders")}})
+    with pytest.raises(
+        Refused, match=r"which field of topic 'orders' leads to people.who of app, only the program"
+    ) as e:
+        fields(python).check_clear("app", ["orders"])
+    assert "--field people=FIELD" in e.value.hint
+    fields(python).check_clear("app", [])  # of which nothing is stored
+    for text in ("$.user.id", "orders:$.user.id"):
+        known = fields(python, declared=DeclaredFields({"people": [text]}))
+        known.check_clear("app", ["orders"])
+        assert told(known, "orders") == [["$.user.id"]]
+    other = fields(python, declared=DeclaredFields({"people": ["clicks:$.user.id"]}))
+    with pytest.raises(Refused):
+        other.check_clear("app", ["orders"])
+    # Without lineage nobody knows anything.
+    with pytest.raises(Refused):
+        fields(stage("people", {"orders": ""}, {})).check_clear("app", ["orders"])
+    function = stage("f", {"orders": ""}, {"f": {"x": of("orders")}}, "f", table=None)
+    clear = stage("people", {"orders": ""}, {"": {"who": of("orders", "$.id")}})
+    with pytest.raises(Refused, match="repartition topic 'f'"):
+        fields(clear, function).check_clear("app", ["orders", "f"])
+
+
+def test_declared_fields_count_where_records_have_to_do_with_the_table_and_elsewhere_by_name() -> None:
+    people = stage("people", {"orders": ""}, {"": {"who": of("orders", "$.id")}})
+    amounts = stage("amounts", {"transfers": ""}, {"": {"who": of("transfers", "$.to")}})
+    declared = DeclaredFields({"people": ["$.also", "transfers:$.from"], "amounts": ["$.x"]})
+    found = fields(people, amounts, declared=declared)
+    assert told(found, "orders") == [["$.id|$.also"]]
+    assert told(found, "transfers") == [["$.from"]]
+    declared.check(["people"], ["orders", "transfers"])
+    with pytest.raises(NotFound, match="transfers"):
+        declared.check(["people"], ["orders"])
+    with pytest.raises(Usage, match="is no field of a record"):
+        DeclaredFields({"people": ["$.a["]}).check(["people"], [])
+
+
+def test_of_several_key_columns_each_has_its_fields_and_one_that_is_the_same_in_all_records_none() -> None:
+    table = Table((Column("who", "string"), Column("side", "string"), Column("n", "int64")), (), 1)
+    key = {"who": of("a", "$.id") + of("b", "$.user"), "side": (), "n": of("a", "$.n") + of("b", "key")}
+    found = fields(stage("people", {"a": "", "b": ""}, {"": key}, table=table))
+    assert told(found, "a") == [["$.id", "", "$.n"]]
+    assert told(found, "b") == [["$.user", "", "key"]]
+    # Of one input alone comes no whole key.
+    key = {"who": of("a", "$.id"), "side": (), "n": of("b", "$.n")}
+    assert told(fields(stage("people", {"a": "", "b": ""}, {"": key}, table=table)), "a") == []
+
+
+def test_lineage_in_a_circle_comes_to_an_end() -> None:
+    one = stage("people", {"x": "two"}, {"": {"who": of("x", "who")}, "y": {"who": of("x", "who", "f")}}, "y")
+    two = stage("two", {"y": "people"}, {"x": {"who": of("y", "who", "g")}}, "x", table=None)
+    with pytest.raises(Exception, match="has more fields than there can be"):
+        fields(one, two).rules("x")

@@ -1,0 +1,109 @@
+"""A forget that is killed anywhere: a version shows the key or does not, and the same call again finishes it."""
+
+from pathlib import Path
+from typing import Any
+
+from slackwater.errors import Refused
+from slackwater.operations.erasure.family import KeysAsked
+from slackwater.operations.erasure.forget import Forgot, forget
+from slackwater.operations.erasure.key_fields import DeclaredFields
+from slackwater.operations.staging.clone import clone
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.take.audit_log import because, list_operations
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.verify.verify import verify
+from slackwater.store.archive.extents import Extent
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions.forgotten import under_way
+
+from tests.models.profiles import SEARCHES, crash_points
+from tests.operations.erasure.everything import archive_of, occurrences, tables_of_all_versions
+from tests.support.collecting import Killed, aging_app, fresh, keys_of, store_of
+from tests.support.histories import FlightsApp, flights
+
+LATER_MS = 2_000_000_000_000
+KEY = "N003"
+FIELDS = DeclaredFields({"aircraft": ("orders:value",)})
+KILLS = 30
+"""So many at least, where all are tried that are worth it."""
+
+
+def whole_app() -> FlightsApp:
+    """With a snapshot that keeps records in flight, a clone with SSTs of its own, and an archive."""
+    app = aging_app()
+    app.run(flights(20))
+    app.compact("aircraft")
+    app.run(flights(10))
+    app.send(*flights(7))
+    app.step("legs")
+    pin(app.store, resolve(app.store, "flights", now_ms=LATER_MS), "kept", reader=app.kafka)
+    clone(app.store, "flights", "staging", channels=app.kafka, by="ada@host", now_ms=LATER_MS)
+    FlightsApp(app.store, app.kafka, "staging", clock=app.clock).step_all()
+    archive_of(app.store, "flights", Extent(0, 0, 9), {4: KEY.encode()})
+    return app
+
+
+def make(app: FlightsApp, cache: SstCache) -> Forgot:
+    asked = KeysAsked.of([f"aircraft={KEY}"])
+    return forget(app.store, cache, "flights", asked, by="ada@host", now_ms=lambda: LATER_MS, declared=FIELDS)
+
+
+def all_points(cache: SstCache) -> int:
+    app = whole_app()
+    with store_of(app).requests() as made:
+        make(app, cache)
+    return len(made)
+
+
+Tables = dict[tuple[str, int], dict[str, Any]]
+
+
+def shown(app: FlightsApp) -> dict[str, Tables]:
+    return {name: tables_of_all_versions(fresh(app.store), name) for name in ("flights", "staging")}
+
+
+def test_killed_at_any_request_each_version_is_as_before_or_after_and_typed_again_it_is_done(
+    tmp_path: Path,
+) -> None:
+    cache = SstCache(tmp_path / "cache", 1 << 30)
+    points, met = all_points(cache), set()
+    whole = make(whole_app(), cache)
+    tried = {*crash_points(points), *(range(0, points, max(1, points // KILLS)) if SEARCHES else ()), points - 1}
+    for point in sorted(tried):
+        app = whole_app()
+        before = shown(app)
+        try:
+            with store_of(app).death_after(point), because("request 118"):
+                make(app, cache)
+        except Killed:
+            pass
+        for name, tables in shown(app).items():
+            old = {place: rows for place, rows in before[name].items() if KEY in rows}
+            gone = {place: {key: row for key, row in rows.items() if key != KEY} for place, rows in old.items()}
+            found = {place: tables[place] for place in old}
+            # All versions of an app change in one moment.
+            assert found in (old, gone)
+            met.add((name, found == gone))
+            assert {place: tables[place] for place in before[name].keys() - old} == {
+                place: before[name][place] for place in before[name].keys() - old
+            }
+        assert verify(fresh(app.store), "flights", now_ms=LATER_MS, deep=True).consistent
+        store_of(app).clock_ms += 60_000
+        has_begun = under_way.find(app.store, "flights") is not None
+        try:
+            done = make(app, cache)
+            if has_begun:
+                # It tells what the whole did, and why, whatever of it this call did.
+                assert (done.rows, done.gone, len(done.versions)) == (whole.rows, whole.gone, len(whole.versions))
+                (told,) = list_operations(app.store, "flights", is_meant=lambda one: one.is_of("forget"))
+                assert told.message == "request 118"
+        except Refused:
+            assert point == points  # it was done
+        assert occurrences(app.store, KEY) == []
+        for name in ("flights", "staging"):
+            assert under_way.find(app.store, name) is None
+        known = {key for key in keys_of(store_of(app)) if "/sst/" in key}
+        assert known
+        assert verify(fresh(app.store), "flights", now_ms=LATER_MS, deep=True).consistent
+        assert verify(fresh(app.store), "flights@kept", now_ms=LATER_MS, deep=True).consistent
+    assert met == {(name, is_gone) for name in ("flights", "staging") for is_gone in (False, True)}

@@ -1,0 +1,227 @@
+"""The records in which a field that leads to a key equals it."""
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.errors import Usage
+from slackwater.operations.erasure.matching import FieldComparison, KeyRows, Matches, Rule, match
+from slackwater.snapshot.query.fields import Field
+from slackwater.store.archive.columns import HEADERS
+
+Header = tuple[str, bytes]
+
+
+def records(*values: bytes | None, key: bytes | None = None, headers: list[Header] | None = None) -> pa.Table:
+    had = [{"key": name, "value": value} for name, value in headers or []]
+    return pa.table(
+        {
+            "key": pa.array([key] * len(values), pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "headers": pa.array([had] * len(values), HEADERS),
+        }
+    )
+
+
+def found(keys: list[Any] | pa.Table, rows: pa.Table, *fields: str, **more: Any) -> Matches:
+    table = keys if isinstance(keys, pa.Table) else pa.table({"id": keys})
+    columns = [tuple(FieldComparison(Field.of(field), field, **more) for field in fields)]
+    return match(rows, [Rule("people", tuple(columns * table.num_columns))], {"people": KeyRows(table)})
+
+
+def holds(key: Any, value: bytes | None, *fields: str) -> bool:
+    return bool(found([key], records(value), *(fields or ("$.id",))).mask[0])
+
+
+@pytest.mark.parametrize(
+    ("value", "is_held"),
+    [
+        (b'{"id": "user-7"}', True),
+        (b'{"id":"user-7-7"}', False),
+        (b'{"id": "xuser-7"}', False),
+        (b'{"note": "of user-7"}', False),
+        (b'{"amount": "user-7"}', False),
+        (b'{"id": "\\u0075ser-7"}', True),
+        (b'{"id": "user\\u002d7"}', True),
+        (b'{"i\\u0064": "user-7"}', True),
+        (b'{"id": ["x", "user-7"]}', True),
+        (b'{"id": {"id": "user-7"}}', False),
+        (b'[{"id": "x"}, {"id": "user-7"}]', True),
+        (b'{"id": "user-7", "id": "x"}', True),
+        (b"{'id': 'user-7'}", True),
+        (b'\xef\xbb\xbf {"id": "user-7"}', True),
+        (b'{"id": "x"} {"id": "user-7"}', True),
+        (b'"user-7"', False),
+        (b"", False),
+        (None, False),
+    ],
+)
+def test_a_field_of_json_is_parsed_and_its_value_is_compared(value: bytes | None, is_held: bool) -> None:
+    assert holds("user-7", value) == is_held
+    assert not found(["user-7"], records(value), "$.id").unproved
+
+
+def test_json_in_text_is_parsed_where_the_field_goes_on_below() -> None:
+    inner = json.dumps({"user": {"id": "zoë"}})
+    for text in (inner, json.dumps(inner), json.dumps(json.dumps([inner]))):
+        assert holds("zoë", json.dumps({"payload": text}).encode(), "$.payload.user.id")
+    assert not holds("zoë", json.dumps({"payload": inner}).encode(), "$.payload")
+
+
+@pytest.mark.parametrize("field", ["$.users.id", "$.users[*].id", "$['users'][0].id", "users.id", "$.*.id"])
+def test_a_field_is_written_in_several_ways(field: str) -> None:
+    assert holds("ada", b'{"users": [{"id": "bob"}, {"id": "ada"}]}', field)
+    assert Field.of(Field.of(field).text()) == Field.of(field)
+
+
+def test_names_of_properties_are_values_too_and_names_with_dots_stand_in_brackets() -> None:
+    assert holds("ada", b'{"by": {"ada": 1}}', "$.by.~")
+    assert holds("ada", b'{"user.id": "ada"}', "$['user.id']")
+    assert not holds("ada", b'{"user": {"id": "ada"}}', "$['user.id']")
+    with pytest.raises(Usage, match="is no field of a record"):
+        Field.of("$.a[")
+
+
+def test_keys_and_headers_are_records_fields() -> None:
+    rows = records(b"{}", key=b"user-7", headers=[("who", b"user-8"), ("json", b'{"id": "user-9"}')])
+    for key, field, is_held in (
+        ("user-7", "key", True),
+        ("user-8", "headers.who", True),
+        ("user-8", "headers", True),
+        ("user-8", "headers.other", False),
+        ("user-9", "headers.json.id", True),
+        ("user-9", "headers", False),
+    ):
+        assert bool(found([key], rows, field).mask[0]) == is_held, field
+    assert holds("plain", b"plain", "value")
+    assert not holds("plain", b"plain text", "value")
+
+
+@pytest.mark.parametrize(
+    ("key", "equal", "others"),
+    [
+        (42, ["42", "42.0", "4.2e1", '"42"', '" 42 "'], ["43", "420", "42.5", '"42x"', "true", "null", '"4 2"']),
+        ("42", ["42", '"42"'], ["42.0", "4.2e1", '"42.0"', '"042"', '" 42"']),
+        ("42.5", ["42.5", "42.50", '"42.5"'], ["42", '"42.50"']),
+        ("true", ["true", '"true"'], ["1", '"True"']),
+        (2**63 - 1, [str(2**63 - 1)], [str(2**63 - 2), "9.223372036854775807e17"]),
+        (0.1, ["0.1", "1e-1", '"0.1"'], ["0.10000000000000002"]),
+        (Decimal("12345678901234567890123456789012345.678"), ["12345678901234567890123456789012345.678"], ["12345"]),
+        (True, ["true", '"true"'], ["false", "1"]),
+        (date(2026, 11, 28), ['"2026-11-28"', '"2026-11-28T10:00:00"'], ['"2026-11-29"']),
+        (
+            datetime(2026, 11, 28, 10, tzinfo=UTC),
+            ['"2026-11-28T10:00:00Z"', '"2026-11-28 11:00:00+01:00"', "1795860000", "1795860000000"],
+            ['"2026-11-28"', '"2026-11-28T10:00:01Z"'],
+        ),
+        (b"\x00\xff", ['"AP8="'], ['"AP4="']),
+    ],
+)
+def test_values_are_equal_by_the_type_of_the_keys_column(key: Any, equal: list[str], others: list[str]) -> None:
+    for text in equal:
+        assert holds(key, b'{"id": %b}' % text.encode()), text
+    for text in others:
+        assert not holds(key, b'{"id": %b}' % text.encode()), text
+
+
+def test_a_number_as_a_records_key_is_text_or_the_bytes_of_kafkas_serialisers() -> None:
+    for key in (b"7", b"\0\0\0\7", b"\0\0\0\0\0\0\0\7"):
+        assert found([7], records(b"{}", key=key), "key").mask[0]
+    assert not found([7], records(b"{}", key=b"\0\7"), "key").mask[0]
+
+
+def test_a_column_of_rows_is_compared_as_its_type_has_it() -> None:
+    rows = pa.table(
+        {
+            "who": pa.array([42, 43, None], pa.int32()),
+            "text": ["42", "042", None],
+            "list": [["x", "42"], [], None],
+            "map": pa.array([[("a", "42")], [("42", "b")], None], pa.map_(pa.string(), pa.string())),
+            "of": [{"id": "42"}, {"id": None}, None],
+            "json": ['{"id": 42}', "{", None],
+        }
+    )
+
+    def places(key: Any, field: str) -> list[int]:
+        table = pa.table({"id": [key]})
+        rule = Rule("people", ((FieldComparison(Field.of(field, of_row=True), field),),))
+        return [int(each) for each in match(rows, [rule], {"people": KeyRows(table)}).mask.nonzero()[0]]
+
+    assert places("42", "who") == places(42, "who") == places("42", "text") == places("42", "list") == [0]
+    assert places(42, "text") == [0, 1]
+    assert places("42", "map.a") == places("42", "map.*") == places("42", "of.id") == places(42, "json.id") == [0]
+    assert places("42", "map.~") == [1]
+    assert found([42], records(b"{}"), "gone").fields == {}
+
+
+def test_of_a_key_of_several_columns_all_are_there() -> None:
+    keys = pa.table({"country": ["DE", "FR", None], "number": [17, 18, 19]})
+    rule = Rule("people", tuple((FieldComparison(Field.of(f), f),) for f in ("$.country", "$.number")))
+    values = [{"country": c, "number": n} for c, n in (("DE", 17), ("DE", 18), ("FR", 18), (None, 19), ("DE", 19))]
+    rows = records(*(json.dumps(value).encode() for value in values), b'{"number": 19}')
+    assert match(rows, [rule], {"people": KeyRows(keys)}).mask.tolist() == [True, False, True, True, False, True]
+
+
+def test_what_cannot_be_parsed_is_counted_unless_the_record_goes_anyway() -> None:
+    rows = records(b'{"id": "ada"}', b'{"id": "ada"', b"\x00\x00\x00\x00\x07xyz", b"ada,7", b"{}", b'{"id":"ada"} x')
+    some = found(["ada"], rows, "$.id")
+    assert some.mask.tolist() == [True, False, False, False, False, True]
+    assert some.unproved == {"neither JSON nor of a known schema": 2, "bytes of an unknown schema": 1}
+    assert found(["ada"], records(b"ada,7", key=b"ada"), "$.id", "key").unproved == {}
+    assert some.fields == {"$.id": 2}
+
+
+def test_functions_that_are_known_are_computed_and_others_are_not_proved() -> None:
+    rows = records(b'{"id": "Ada"}', b'{"id": "ada"}', b'{"id": "bob"}', b"{}")
+    assert found(["ada"], rows, "$.id", by=("lower",)).mask.tolist() == [True, True, False, False]
+    assert found(["Ada"], rows, "$.id", of_key=("lower",)).mask.tolist() == [False, True, False, False]
+    some = found(["ada"], rows, "$.id", unknown="sha2")
+    assert some.mask.tolist() == [False, True, False, False]
+    assert some.unproved == {"$.id leads to people through sha2": 2}
+
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+
+
+@given(st.lists(_TEXT, min_size=1, max_size=8), st.lists(_TEXT, min_size=1, max_size=4, unique=True), st.data())
+def test_json_is_read_as_python_reads_it_however_it_is_escaped(
+    values: list[str], gone: list[str], data: st.DataObject
+) -> None:
+    """Each character as it is or escaped, by chance."""
+    values += gone
+
+    def written(text: str) -> str:
+        units = text.encode("utf-16-be")
+        escaped = "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+        return f'"{escaped}"' if data.draw(st.booleans()) else json.dumps(text, ensure_ascii=data.draw(st.booleans()))
+
+    said = [f'{{"a": [{{"id": {written(value)}}}], "other": {written(gone[0])}}}'.encode() for value in values]
+    expected = [json.loads(each)["a"][0]["id"] in gone for each in said]
+    assert found([*gone], records(*said), "$.a.id").mask.tolist() == expected
+
+
+@given(st.lists(st.integers(-3, 60), max_size=30), st.lists(st.integers(-3, 60), min_size=1, max_size=30, unique=True))
+def test_many_keys_at_once_are_found_as_each_by_itself(there: list[int], gone: list[int]) -> None:
+    rows = records(*(json.dumps({"id": f"user-{n}" if n % 2 else n}).encode() for n in there))
+    texts = [f"user-{n}" if n % 2 else str(n) for n in gone]
+    assert found(texts, rows, "$.id").mask.tolist() == [n in gone for n in there]
+
+
+def test_a_hundred_thousand_keys_are_looked_for_in_one_pass() -> None:
+    """Each by itself over all records would take hours."""
+    rows = records(*(b'{"id": %d}' % number for number in range(0, 400_000, 100)))
+    assert found([*range(100_000)], rows, "$.id").mask.sum() == 1_000
+
+
+def test_a_record_counts_once_and_a_column_that_is_the_same_everywhere_is_not_looked_for() -> None:
+    rows = records(b'{"id": "ada", "n": 7}', b'{"id": "bob", "n": 7}', key=b"ada")
+    assert found(["ada"], rows, "$.id", "key").fields == {"$.id": 1, "key": 1}
+    keys = pa.table({"side": ["in"], "n": [7]})
+    rule = Rule("people", ((), (FieldComparison(Field.of("$.n"), "$.n"),)))
+    some = match(rows, [rule], {"people": KeyRows(keys)})
+    assert (some.mask.tolist(), some.fields) == ([True, True], {"$.n": 2})

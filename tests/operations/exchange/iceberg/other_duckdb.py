@@ -1,0 +1,48 @@
+"""DuckDB 1.5 and its extension for Iceberg, which 2.0 has no package of, in a folder and processes of their own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from slackwater.common.whole_file import locked
+from slackwater.pipeline.dev.jars import cache_folder
+
+_VERSION = "1.5.5"
+_PROGRAM = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import duckdb
+con = duckdb.connect(config={"allow_unsigned_extensions": "true"})
+for name in ("avro", "iceberg"):
+    con.load_extension(f"{sys.argv[1]}/duckdb_extension_{name}/extensions/v{duckdb.__version__}/{name}.duckdb_extension")
+found = con.sql(sys.argv[2])
+print(json.dumps([dict(zip(found.columns, row)) for row in found.fetchall()], default=str))
+"""
+
+
+def ask(sql: str) -> list[dict[str, Any]]:
+    """What a query returns; values that JSON has no word for as text."""
+    folder = cache_folder() / f"duckdb-iceberg-{_VERSION}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(Path(f"{folder}.lock"), lambda: None):
+        if not (folder / "ready").exists():
+            packages = [
+                f"{name}=={_VERSION}" for name in ("duckdb", "duckdb-extension-avro", "duckdb-extension-iceberg")
+            ]
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--target",
+                str(folder),
+                *packages,
+            ]
+            subprocess.run(command, check=True, capture_output=True)
+            (folder / "ready").touch()
+    words = [sys.executable, "-c", _PROGRAM, str(folder), sql]
+    return list(json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout))

@@ -1,0 +1,59 @@
+"""An export that is killed anywhere: nothing half-made is seen, and the same call again writes it."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from slackwater.operations.exchange.document import DOCUMENT
+from slackwater.store.read.cache import SstCache
+
+from tests.models.profiles import crash_points
+from tests.operations.exchange.transfer.test_export import leave, running
+from tests.support.collecting import AgingStore, Killed
+from tests.support.histories import FlightsApp
+
+
+@contextmanager
+def told_of_writes(store: AgingStore, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Inside, files are requests, too, and what is killed leaves what it had written."""
+    write_table, write_bytes = pq.write_table, Path.write_bytes
+
+    def table(rows: object, where: Path, **how: object) -> None:
+        store.before("write", str(where))
+        write_table(rows, where, **how)
+
+    def data(path: Path, some: bytes) -> int:
+        store.before("write", str(path))
+        return write_bytes(path, some)
+
+    with patch.context() as changed:
+        changed.setattr(pq, "write_table", table)
+        changed.setattr(Path, "write_bytes", data)
+        changed.setattr(shutil, "rmtree", lambda *_args, **_how: None)
+        yield
+
+
+def test_an_export_that_is_killed_anywhere_leaves_no_folder_and_the_same_call_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def aging() -> tuple[FlightsApp, AgingStore]:
+        store = AgingStore()
+        return running(store), store
+
+    whole, store = aging()
+    with told_of_writes(store, monkeypatch), store.requests() as made:
+        expected = leave(whole, SstCache(tmp_path / "cache", 1 << 30), tmp_path / "whole").export
+    assert sum(each.startswith("write ") for each in made) == len(list(expected.files)) + 1
+    assert made[-1].endswith(f"/{DOCUMENT}")
+    for point in crash_points(len(made) - 1):
+        app, store = aging()
+        path, cache = tmp_path / f"out-{point}", SstCache(tmp_path / f"cache-{point}", 1 << 30)
+        with told_of_writes(store, monkeypatch), store.death_after(point), pytest.raises(Killed):
+            leave(app, cache, path)
+        assert not path.exists()
+        assert not [*tmp_path.glob(f".{path.name}.*/{DOCUMENT}")]
+        assert leave(app, cache, path).export == expected
+        assert not list(tmp_path.glob(f".{path.name}.*"))

@@ -1,0 +1,81 @@
+"""Where a stage goes on, and with which of a query's batches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+import slackwater as sw
+from slackwater.errors import Refused
+from slackwater.operations.from_spark.adopt.adopting import Query, batches_of, offsets_of
+from slackwater.operations.from_spark.checkpoint.protocol import ReadableBatch
+from slackwater.pipeline.api.stage import Stage
+
+from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoint, MemoryTable
+
+COUNTRY = MemoryTable("", pa.schema([("country", pa.string())]), pa.schema([("count", pa.int64())]))
+
+
+@dataclass(slots=True)
+class DamagedCheckpoint(MemoryCheckpoint):
+    """One of which the state of some batches cannot be read any more."""
+
+    damaged: frozenset[int] = frozenset()
+
+    def available(self, up_to: int | None = None, /) -> range:
+        there = MemoryCheckpoint.available(self, up_to)
+        return range(0) if there and there[-1] in self.damaged else there
+
+
+def checkpoint(*damaged: int) -> DamagedCheckpoint:
+    made = DamagedCheckpoint((COUNTRY,), damaged=frozenset(damaged))
+    for number in range(5):
+        made.commit({}, {"orders": (number,)}, 1_000 * (number + 1))
+    return made
+
+
+def stage(*reads: object) -> Stage:
+    app = sw.App("shop")
+    counted = sw.aggregate(n=sw.count())
+    app.stage(reads=reads, key="country", state=counted, name="totals")(lambda *rows: rows[0])
+    return app.stages["totals"]
+
+
+def where(offsets: Mapping[str, tuple[int, ...]], *said: str, of: Stage | None = None) -> list[str]:
+    query = Query("/checkpoints/totals", "shop.py", "totals", offsets=said)
+    return offsets_of(of or stage(sw.topic("orders")), ReadableBatch(7, offsets, None, None, 1), query)
+
+
+def test_all_batches_that_can_be_read_become_versions_up_to_one_that_is_said() -> None:
+    found = checkpoint()
+    found.clean_up(before=1)
+    assert batches_of(found, None) == range(1, 5)
+    assert batches_of(found, 3) == range(1, 4)
+
+
+def test_where_the_newest_state_is_damaged_the_newest_that_is_not_is_named() -> None:
+    with pytest.raises(Refused, match=r"at batch 4 cannot be read from memory:checkpoint; an earlier .* batch 2") as no:
+        batches_of(checkpoint(4, 3), None)
+    assert no.value.hint == "--from-batch 2 goes on from there"
+    assert batches_of(checkpoint(4, 3), 2) == range(3)
+    with pytest.raises(Refused, match="no earlier one can be"):
+        batches_of(checkpoint(*range(5)), None)
+    with pytest.raises(Refused, match="has not committed a batch yet"):
+        batches_of(MemoryCheckpoint((COUNTRY,)), None)
+
+
+def test_a_stage_goes_on_where_the_query_stood() -> None:
+    assert where({"orders": (7, 9)}) == ['orders={"0": 7, "1": 9}']
+    assert where({"source-0": (3,)}, 'orders={"0":5}') == ['orders={"0":5}']
+
+
+def test_other_topics_than_the_query_s_are_refused_by_name() -> None:
+    with pytest.raises(Refused, match=r"reads the topic 'orders', and the query's sources are: payments \[7\]"):
+        where({"payments": (7,)})
+    with pytest.raises(Refused, match="the query reads 'payments' as well, which stage 'totals' does not"):
+        where({"orders": (7,), "payments": (7,)})
+    app, by_country = sw.App("shop"), sw.repartition("by-country", "country")
+    app.stage(reads=sw.topic("orders"), writes=by_country, name="parsed")(lambda rows: rows)
+    app.stage(reads=by_country, key="country", state=sw.aggregate(n=sw.count()), name="totals")(lambda rows: rows)
+    with pytest.raises(Refused, match="reads 'by-country' of another stage"):
+        where({"orders": (7,)}, of=app.stages["totals"])

@@ -1,0 +1,110 @@
+"""Checkpoints in memory, what follows them, and what its versions hold."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from slackwater.operations.from_spark.attach.tail import Landed, Tail
+from slackwater.store.compaction.merge import merged_rows
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.sst.arrow_types import python_rows
+from slackwater.store.versions import history
+from slackwater.store.versions.manifest import Manifest
+from slackwater.store.versions.side_tables import tables_of
+
+from tests.operations.from_spark.attach.memory_checkpoint import Changes, MemoryCheckpoint, MemoryTable, Row
+
+START_MS = 1_700_000_000_000
+TOTALS = MemoryTable(
+    "", pa.schema([("country", pa.string())]), pa.schema([("orders", pa.int64()), ("cents", pa.float64())])
+)
+SEEN = MemoryTable("Seen", pa.schema([("id", pa.int64()), ("day", pa.date32())]), pa.schema([]), "distinct")
+LATEST = MemoryTable(
+    "Latest", pa.schema([("id", pa.int64())]), pa.schema([("days", pa.list_(pa.int64()))]), "transform"
+)
+
+
+@dataclass(slots=True)
+class RacingCheckpoint(MemoryCheckpoint):
+    """One whose query does something between two reads: what `between` yields next, as often as it does."""
+
+    between: Iterator[Callable[[], object]] = field(default_factory=lambda: iter(()))
+
+    def _check_there(self, batch: int) -> None:
+        next(self.between, lambda: None)()
+        MemoryCheckpoint._check_there(self, batch)
+
+
+def query(*tables: MemoryTable) -> RacingCheckpoint:
+    """A query that has not committed a batch yet."""
+    return RacingCheckpoint(tables or (TOTALS, SEEN, LATEST))
+
+
+def commit(checkpoint: MemoryCheckpoint, changes: Changes) -> None:
+    """The query's next batch, a second after the one before."""
+    number = len(checkpoint.batches)
+    checkpoint.commit(changes, {"orders": (10 * number + 10, number)}, START_MS + 1_000 * number, 500 * number)
+
+
+def tail(store: ObjectStore, cache: SstCache, checkpoint: MemoryCheckpoint, **options: int) -> Tail:
+    """What follows it, as shop/totals."""
+    return Tail(store, cache, checkpoint, "shop", "totals", by="host:1", **{"partitions": 2} | options)
+
+
+def caught_up(following: Tail) -> tuple[Landed, ...]:
+    """Read all that there is; what that made."""
+    if following.head is None:
+        following.claim()
+    made: tuple[Landed, ...] = ()
+    while landed := following.round():
+        made += landed
+    return made
+
+
+def rows_at(store: ObjectStore, cache: SstCache, manifest: Manifest) -> dict[str, dict[Row, Row]]:
+    """The rows of all tables of a version, by the names of tables, key and values."""
+    found = {}
+    for name, at in tables_of(manifest).items():
+        assert at.table is not None
+        key, values = ([column.name for column in columns] for columns in (at.table.key, at.table.values))
+        parts = (merged_rows(store, cache, at.ssts, at.table, p, 0) for p in range(at.table.partitions))
+        rows = [row for part in parts for some in part for row in python_rows(some)]
+        found[name] = {tuple(map(_hashable, _values(row, key))): _values(row, values) for row in rows}
+        assert len(found[name]) == len(rows), "a key is there twice"
+    return found
+
+
+def _values(row: Mapping[str, object], names: Sequence[str]) -> Row:
+    return tuple(row[name] for name in names)
+
+
+def _hashable(value: object) -> object:
+    return tuple(map(_hashable, value.values())) if isinstance(value, Mapping) else value
+
+
+def truth(checkpoint: MemoryCheckpoint, batch: int) -> dict[str, dict[Row, Row]]:
+    """What a version up to this batch must hold."""
+    found = checkpoint.state(batch)
+    return {"totals": found[""]} | {f"totals_{name.lower()}": rows for name, rows in found.items() if name}
+
+
+def versions(store: ObjectStore) -> tuple[Manifest, ...]:
+    """All versions of shop/totals, oldest first."""
+    numbers = history.versions(store, "shop", "totals")
+    return tuple(history.read_stored(store, "shop", "totals", number) for number in numbers)
+
+
+def check_never_wrong(store: ObjectStore, cache: SstCache, checkpoint: MemoryCheckpoint) -> None:
+    """Each version has exactly what the query had at the end of its last batch, and says which batches it brought."""
+    before = 0
+    for each in versions(store):
+        assert each.attached is not None
+        assert each.attached.next_batch - each.attached.batches == before, each
+        before = each.attached.next_batch
+        if before:
+            assert rows_at(store, cache, each) == truth(checkpoint, before - 1), each
+        if each.kind == "batch":
+            batch = checkpoint.batches[before - 1]
+            assert (each.time_ms, each.inputs["orders"].offsets) == (batch.committed_ms, batch.offsets["orders"])
+            assert each.watermark_ms == batch.watermark_ms

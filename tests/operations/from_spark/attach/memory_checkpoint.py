@@ -1,0 +1,133 @@
+"""A checkpoint in memory, for tests, with a query's habits: it commits, and cleans up when it likes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from slackwater.errors import Gone
+from slackwater.operations.from_spark.checkpoint.protocol import APPENDED, DELETED, ReadableBatch, ReadableTable
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTable:
+    """A table of it: `ReadableTable`."""
+
+    name: str
+    key: pa.Schema
+    values: pa.Schema
+    kind: str = "aggregate"
+
+
+Row = tuple[object, ...]
+"""Values of the columns, in their order."""
+Changes = Mapping[str, Mapping[Row, Row | None]]
+"""By table and key, the new values, None where the key goes."""
+
+
+@dataclass(slots=True)
+class MemoryCheckpoint:
+    """`FollowedCheckpoint`. What was cleaned up is gone; `keeps_changes` is whether Spark's changelog is on."""
+
+    tables: tuple[MemoryTable, ...]
+    query: str = "6a1c9c30-0000-4000-8000-000000000000"
+    where: str = "memory:checkpoint"
+    keeps_changes: bool = True
+    batches: list[ReadableBatch] = field(default_factory=list)
+    first: int = 0
+    """The oldest batch whose state and changes can be read."""
+    _states: list[dict[str, dict[Row, Row]]] = field(default_factory=list)
+    _changes: list[Changes] = field(default_factory=list)
+
+    def commit(
+        self,
+        changes: Changes,
+        offsets: Mapping[str, tuple[int, ...]],
+        committed_ms: int,
+        watermark_ms: int | None = None,
+        next_watermark_ms: int | None = None,
+    ) -> None:
+        """What Spark does at the end of a batch."""
+        state = {name: dict(rows) for name, rows in (self._states[-1] if self._states else {}).items()}
+        for name, rows in changes.items():
+            table = state.setdefault(name, {})
+            for key, values in rows.items():
+                if values is None:
+                    table.pop(key, None)
+                else:
+                    table[key] = values
+        self._states.append(state)
+        self._changes.append(changes)
+        at = len(self.batches)
+        self.batches.append(ReadableBatch(at, dict(offsets), watermark_ms, next_watermark_ms, committed_ms))
+
+    def clean_up(self, before: int) -> None:
+        """What Spark does in the background: batches before this one are gone, as far as another one is left."""
+        self.first = max(self.first, min(before, len(self.batches) - 1))
+
+    def state(self, batch: int) -> dict[str, dict[Row, Row]]:
+        """The rows of all tables at the end of a batch, also where it is gone: the truth, for tests."""
+        return {table.name: self._states[batch].get(table.name, {}) for table in self.tables}
+
+    def committed(self) -> range:
+        """As `ReadableCheckpoint`."""
+        return range(self.first, len(self.batches))
+
+    def newest(self) -> int:
+        """As `ReadableCheckpoint`."""
+        return len(self.batches) - 1
+
+    def available(self, up_to: int | None = None, /) -> range:
+        """As `ReadableCheckpoint`."""
+        there = self.committed() if up_to is None else range(self.first, min(up_to + 1, len(self.batches)))
+        return there if self.keeps_changes else there[-1:]
+
+    def batch(self, batch: int, /) -> ReadableBatch:
+        """As `ReadableCheckpoint`."""
+        self._check_there(batch)
+        return self.batches[batch]
+
+    def rows(self, table: ReadableTable, batch: int, /) -> Iterator[pa.RecordBatch]:
+        """As `ReadableCheckpoint`."""
+        self._check_there(batch)
+        rows = [key + values for key, values in self._states[batch].get(table.name, {}).items()]
+        found = _table(pa.schema([*table.key, *table.values]), rows)
+        for each in found.to_batches(max_chunksize=1_000):
+            self._check_there(batch)
+            yield each
+
+    def changes(
+        self, table: ReadableTable, after: int, up_to: int, /, *, at_once: int = 1, appended: bool = False
+    ) -> Iterator[pa.Table]:
+        """As `FollowedCheckpoint`; of lists, where a key stays, with what is appended alone."""
+        self._check_there(after + 1)
+        if not self.keeps_changes:
+            raise Gone("the query keeps no changes of its state", hint="it keeps them with its changelog on")
+        schema = pa.schema([*table.key, *table.values, pa.field(DELETED, pa.bool_())])
+        if lists := appended and [pa.types.is_list(each.type) for each in table.values] == [True]:
+            schema = schema.append(pa.field(APPENDED, pa.bool_()))
+        nothing = (None,) * len(table.values)
+        for first in range(after + 1, up_to + 1, at_once):
+            before, changed = self._states[first - 1].get(table.name, {}), dict[Row, Row | None]()
+            for batch in range(first, min(first + at_once, up_to + 1)):
+                self._check_there(batch)
+                changed |= self._changes[batch].get(table.name, {})
+            rows = [(*key, *(nothing if new is None else new), new is None) for key, new in changed.items()]
+            yield _table(schema, [_appended(row, before) for row in rows] if lists else rows)
+
+    def _check_there(self, batch: int) -> None:
+        if not self.first <= batch < len(self.batches):
+            raise Gone(f"batch {batch} was cleaned up; expected one of {self.committed()}")
+
+
+def _appended(row: Row, before: Mapping[Row, Row]) -> Row:
+    """A row of a list, `DELETED` last, as what is behind the list that there was, and whether that is so."""
+    *key, now, deleted = row
+    was = before.get(tuple(key))
+    if deleted or was is None or now[: len(was[0])] != was[0]:  # type: ignore[index, arg-type]
+        return (*row, False)
+    return (*key, now[len(was[0]) :], deleted, True)  # type: ignore[index, arg-type]
+
+
+def _table(schema: pa.Schema, rows: Sequence[Row]) -> pa.Table:
+    columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
+    return pa.table([pa.array(each, one.type) for each, one in zip(columns, schema, strict=True)], schema=schema)

@@ -1,0 +1,38 @@
+"""How far a follower is behind can be read while it reads, also where that takes long."""
+
+from itertools import repeat
+from pathlib import Path
+
+from slackwater.common import instants
+from slackwater.operations.from_spark.attach.follower import Follower
+from slackwater.snapshot.status.lag import batches_behind, beats
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+
+from tests.operations.from_spark.attach.following import commit, query, tail
+from tests.support.running import eventually
+
+
+def test_batches_that_come_while_a_state_is_read_count_as_behind(tmp_path: Path) -> None:
+    store, checkpoint = MemoryStore(), query()
+    for _ in range(3):
+        commit(checkpoint, {})
+    following = tail(store, SstCache(tmp_path / "cache", 1 << 30), checkpoint)
+    behind: list[int | None] = []
+
+    def said() -> int | None:
+        assert following.head is not None
+        return batches_behind(following.head, beats(store, "shop", instants.now_ms()))
+
+    def while_it_reads() -> None:
+        if following.newest_batch >= 0 and len(checkpoint.batches) == 3:
+            for _ in range(5):
+                commit(checkpoint, {})
+            eventually(lambda: said() == 8, "a sign of life that counts them", 60)
+            behind.append(said())
+
+    checkpoint.between = repeat(while_it_reads)
+    landed = Follower(following, store, lambda _: None).catch_up()
+    assert behind == [8]
+    assert landed == 8, "each batch is a version"
+    assert said() is None, "nobody follows any more"

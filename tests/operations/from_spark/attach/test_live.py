@@ -1,0 +1,129 @@
+"""`slackwater attach` beside a live query of plain Spark, in a process of its own, which knows nothing of it."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+from slackwater.operations.from_spark.attach.tail import Tail
+from slackwater.operations.from_spark.checkpoint.checkpoint import opened
+from slackwater.operations.from_spark.checkpoint.protocol import ReadableCheckpoint
+from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.sst.arrow_types import python_rows
+
+from tests.cli.verbs.calling import MODULE, done, from_json
+from tests.models.profiles import SEARCHES
+from tests.operations.from_spark.attach.following import rows_at
+from tests.support.running import SHORT_LIVED, eventually
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("isolated")]
+
+QUERY = Path(__file__).parents[4] / "examples" / "spark_totals.py"
+
+
+@contextmanager
+def live_query(checkpoint: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The query, with few keys and a batch every 200 ms at most; it has committed some when this begins."""
+    size = ("--orders-per-second", "2000", "--customers", "300", "--every", "200 milliseconds")
+    with subprocess.Popen(
+        [sys.executable, str(QUERY), str(checkpoint), *size, *words],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"JDK_JAVA_OPTIONS": SHORT_LIVED},
+    ) as query:
+        try:
+            begun = lambda: (checkpoint / "commits" / "2").exists() or query.poll() is not None  # noqa: E731
+            eventually(begun, "its first batches", 240)
+            yield query
+        finally:
+            query.kill()
+
+
+def bytes_of(folder: Path) -> dict[str, str]:
+    """Every file and folder, and what is in it."""
+    return {
+        str(each.relative_to(folder)): hashlib.sha256(each.read_bytes()).hexdigest() if each.is_file() else ""
+        for each in folder.rglob("*")
+    }
+
+
+def truth(checkpoint: ReadableCheckpoint, batch: int) -> dict[tuple[object, ...], tuple[object, ...]]:
+    """A whole state by Spark's own reader."""
+    (table,) = checkpoint.tables
+    rows = (row for some in checkpoint.rows(table, batch) for row in python_rows(some))
+    return {(row.pop("customer"),): tuple(row.values()) for row in rows}
+
+
+def store_here() -> ObjectStore:
+    return open_store(str(Path("store").absolute()))
+
+
+@pytest.mark.usefixtures("one_spark")
+@pytest.mark.parametrize("provider", ["rocksdb", pytest.param("hdfs", marks=pytest.mark.ci)])
+def test_each_batch_of_a_live_query_is_a_version_with_its_state(tmp_path: Path, provider: str) -> None:
+    from pyspark.sql import SparkSession
+
+    store, cache, where = store_here(), SstCache(tmp_path / "sst-cache", 1 << 30), tmp_path / "totals"
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    compared = 0
+    with (
+        live_query(where, "--seconds", "45" if SEARCHES else "8", "--provider", provider) as query,
+        opened(str(where), spark) as found,
+    ):
+        following = Tail(store, cache, found, "shop", "totals", by="host:1", partitions=2)
+        following.claim()
+        while query.poll() is None:
+            for landed in following.round()[-1:]:
+                batch = landed.manifest.attached
+                assert batch is not None
+                # As long as both have it: the query cleans up.
+                if batch.next_batch - 1 in found.available():
+                    assert rows_at(store, cache, landed.manifest)["totals"] == truth(found, batch.next_batch - 1)
+                    compared += 1
+        before = bytes_of(where)
+        while following.round():
+            pass
+        head = following.head
+        assert head is not None
+        assert head.attached is not None
+        assert head.attached.next_batch == found.committed()[-1] + 1
+        assert rows_at(store, cache, head)["totals"] == truth(found, found.committed()[-1])
+        assert bytes_of(where) == before, "nothing was written into the checkpoint"
+    assert compared
+    assert "consistent" in done("verify", "shop", "--deep")
+    batches = [each["attached"] for each in from_json("log", "shop", "--limit", "0")]
+    assert batches[0] == f"batch {head.attached.next_batch - 1}"
+
+
+@pytest.mark.ci
+def test_killed_while_it_follows_and_started_again_it_goes_on(tmp_path: Path) -> None:
+    where, chance = tmp_path / "totals", Random(7)
+    words = [*MODULE, "attach", str(where), "--app", "shop", "--every", "200ms"]
+    with live_query(where, "--seconds", "3600", "--every", "1 second") as query:
+        for _ in range(30 if SEARCHES else 3):
+            with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as following:
+                assert following.stdout is not None
+                for _ in range(chance.randrange(1, 4)):
+                    assert "totals@v" in following.stdout.readline()
+                with suppress(subprocess.TimeoutExpired):
+                    following.wait(chance.uniform(0, 1))
+                following.send_signal(signal.SIGKILL)
+        query.kill()
+        assert query.stdout is not None
+        query.stdout.read()  # to its end: its JVM, which has it too, is gone and writes no more
+    before = bytes_of(where)
+    done("attach", str(where), "--app", "shop", "--once")
+    assert bytes_of(where) == before
+    assert "consistent" in done("verify", "shop", "--deep")
+    brought = [each["attached"] for each in from_json("log", "shop", "--limit", "0") if each["attached"]]
+    assert len(brought) == len(set(brought)) >= (30 if SEARCHES else 3)
+    newest = max(int(each.name) for each in (where / "commits").glob("[0-9]*"))
+    assert brought[0].rpartition(" ")[2] == str(newest)

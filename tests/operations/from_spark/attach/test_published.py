@@ -1,0 +1,257 @@
+"""Spark's published examples, as they lie in pyspark: attached to while they run, each batch is as Spark reads it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+import pyspark
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+from slackwater.errors import Refused
+from slackwater.operations.from_spark.attach.tables import declared
+from slackwater.operations.from_spark.attach.tail import Tail
+from slackwater.operations.from_spark.checkpoint.checkpoint import opened
+from slackwater.pipeline.dev.jars import Jars
+from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.spark.session import with_settings
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import history
+from slackwater.store.versions.side_tables import table_name
+
+from tests.operations.from_spark.attach.following import rows_at
+from tests.operations.from_spark.checkpoint.by_spark import by_spark, plain_arrow
+from tests.operations.from_spark.checkpoint.queries import PROVIDERS
+from tests.support.running import SHORT_LIVED, eventually
+
+pytestmark = [pytest.mark.spark, pytest.mark.ci, pytest.mark.usefixtures("one_spark")]
+
+EXAMPLES = Path(pyspark.__file__).parent / "examples/src/main/python/sql/streaming"
+BATCHES = 8
+WORDS_A_BATCH = 2_000
+CONNECTOR = Jars(
+    "Spark's connector to Kafka 4.2.0", "spark-kafka-4.2.0", Path(__file__).with_name("spark-kafka-pom.xml")
+)
+
+
+class Running(Protocol):
+    """What is asked of an example's query, which is a `StreamingQuery`, or in a process of its own."""
+
+    @property
+    def isActive(self) -> bool: ...  # noqa: N802  Spark's name
+
+    def stop(self) -> None: ...
+
+
+def lines(random: Random) -> list[str]:
+    """As many words as a batch is to have, some of which come again and again."""
+    words = [f"w{int(random.paretovariate(0.6)) % 3_000}" for _ in range(WORDS_A_BATCH)]
+    return [" ".join(words[at : at + 20]) for at in range(0, WORDS_A_BATCH, 20)]
+
+
+class Words:
+    """What the examples have a netcat for: one that connects gets lines."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._there: list[socket.socket] = []
+        self._random = Random(1)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                self._there.append(self._listening.accept()[0])
+            except OSError:
+                return
+
+    def send(self) -> None:
+        """A batch's words to each that is connected."""
+        eventually(lambda: bool(self._there), "the example connects")
+        text = "".join(f"{each}\n" for each in lines(self._random))
+        for each in self._there:
+            each.sendall(text.encode())
+
+    def close(self) -> None:
+        for each in (self._listening, *self._there):
+            each.close()
+
+
+@contextmanager
+def running(
+    spark: SparkSession, name: str, arguments: Sequence[str], other: Sequence[str], checkpoints: Path
+) -> Iterator[Running]:
+    """An example as it is, but for a text and what stands for it, as a program of its own that gets this session."""
+    failed: list[BaseException] = []
+    text = (EXAMPLES / name).read_text()
+    text = text.replace(*other) if other else text
+
+    def run() -> None:
+        try:
+            exec(compile(text, name, "exec"), {"__name__": "__main__"})  # noqa: S102  it is Spark's own
+        except BaseException as error:
+            failed.append(error)
+
+    settings = {
+        "spark.sql.streaming.checkpointLocation": str(checkpoints),
+        "spark.sql.shuffle.partitions": "2",
+        **PROVIDERS["changelog"],
+    }
+    with with_settings(spark, settings), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [name, *arguments])
+        thread = threading.Thread(target=run, name=name)
+        thread.start()
+        eventually(lambda: bool(failed or spark.streams.active), name)
+        assert not failed
+        (query,) = spark.streams.active
+        try:
+            yield query
+        finally:
+            query.stop()
+            thread.join(30)
+    assert not failed
+
+
+def followed(spark: SparkSession, checkpoints: Path, cache: SstCache, query: Running, send: Callable[[], None]) -> int:
+    """Follow it until it has run its batches; how many versions were compared with what Spark reads of the batch."""
+    send()
+    eventually(lambda: any(checkpoints.glob("*/commits/0")), "its first batch")
+    (folder,) = checkpoints.iterdir()
+    store = MemoryStore()
+    with opened(str(folder), spark) as found, opened(str(folder), spark) as own:
+        following = Tail(store, cache, found, "shop", "words", by="host:1", partitions=2)
+        following.claim()
+        while (newest := found.committed()[-1]) < BATCHES:
+            send()
+            following.round()
+            eventually(lambda: found.committed()[-1] > newest or not query.isActive, "the next batch")
+            assert query.isActive
+        query.stop()
+        while following.round():
+            pass
+        compared, there = 0, own.available()
+        names = [table_name("words", each) if each else "words" for each in declared(own.tables, 2)]
+        for number in history.versions(store, "shop", "words"):
+            version = history.read(store, "shop", "words", number)
+            assert version.attached is not None
+            batch = version.attached.next_batch - 1
+            if version.kind != "batch" or batch not in there:
+                continue
+            stored = rows_at(store, cache, version)
+            for name, table in zip(names, own.tables, strict=True):
+                rows = {
+                    tuple(map(plain_arrow, key)): tuple(map(plain_arrow, values))
+                    for key, values in stored[name].items()
+                }
+                assert rows == by_spark(spark, folder, own, table, batch), f"{name} at the end of batch {batch}"
+            compared += 1
+        assert following.head is not None
+        assert following.head.attached is not None
+        assert following.head.attached.next_batch == own.committed()[-1] + 1
+        assert sum(map(len, rows_at(store, cache, following.head).values())) > 0
+        return compared
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "other"),
+    [
+        ("structured_network_wordcount.py", (), ()),
+        ("structured_network_wordcount_windowed.py", ("10", "5"), ()),
+        ("structured_network_wordcount_session_window.py", (), ()),
+        # Sessions have no update mode: Spark itself refuses the example as it is.
+        ("structured_sessionization.py", (), ("'update'", "'complete'")),
+    ],
+)
+def test_an_example_that_reads_a_socket(
+    name: str, more: Sequence[str], other: Sequence[str], tmp_path: Path, spark: SparkSession
+) -> None:
+    words, cache = Words(), SstCache(tmp_path / "cache", 1 << 30)
+    try:
+        arguments = ("127.0.0.1", str(words.port), *more)
+        with running(spark, name, arguments, other, tmp_path / "checkpoints") as query:
+            assert followed(spark, tmp_path / "checkpoints", cache, query, words.send) >= BATCHES // 2
+    finally:
+        words.close()
+
+
+@dataclass
+class OfKafka:
+    """The example that reads Kafka, as it is, as a program of its own that knows nothing of us; and its topic."""
+
+    broker: str
+    checkpoints: Path
+    _random: Random = field(default_factory=lambda: Random(1))
+    _process: subprocess.Popen[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        open_kafka(self.broker).create_topics({"published-words": 3})
+        jars = ",".join(map(str, sorted(CONNECTOR.fetch().glob("*.jar"))))
+        conf = {
+            "spark.sql.streaming.checkpointLocation": self.checkpoints,
+            "spark.sql.shuffle.partitions": 2,
+            "spark.ui.enabled": "false",
+            **PROVIDERS["changelog"],
+        }
+        words = " ".join(f"--conf {name}={value}" for name, value in conf.items())
+        environment = os.environ | {
+            "PYSPARK_SUBMIT_ARGS": f"--master local[2] --jars {jars} {words} pyspark-shell",
+            "JDK_JAVA_OPTIONS": SHORT_LIVED,
+        }
+        example = EXAMPLES / "structured_kafka_wordcount.py"
+        self._process = subprocess.Popen(
+            [sys.executable, str(example), self.broker, "subscribe", "published-words"],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802
+        return self._process.poll() is None
+
+    def send(self) -> None:
+        """A batch's words. The query reads what comes once it knows where it begins."""
+        begun = lambda: any(self.checkpoints.glob("*/sources/0/0")) or not self.isActive  # noqa: E731
+        eventually(begun, "the example begins")
+        assert self.isActive
+        producer = Producer({"bootstrap.servers": self.broker})
+        for line in lines(self._random):
+            producer.produce("published-words", line.encode())
+        producer.flush()
+
+    def stop(self) -> None:
+        """Its JVM goes, too."""
+        if self.isActive:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@pytest.mark.kafka
+@pytest.mark.skipif(
+    not pyspark.__version__.startswith("4.2."), reason="of Spark's connector to Kafka, Maven has all of 4.2.0 alone"
+)
+def test_the_example_that_reads_kafka(tmp_path: Path, spark: SparkSession, broker: str) -> None:
+    query, cache = OfKafka(broker, tmp_path / "checkpoints"), SstCache(tmp_path / "cache", 1 << 30)
+    try:
+        assert followed(spark, tmp_path / "checkpoints", cache, query, query.send) >= BATCHES // 2
+    finally:
+        query.stop()
+
+
+def test_a_query_without_state_is_refused_in_a_sentence(tmp_path: Path, spark: SparkSession) -> None:
+    """As the example `structured_blockchain_admission_control.py` is."""
+    writer = spark.readStream.format("rate").load().writeStream.format("noop")
+    writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(once=True).start().awaitTermination()
+    with pytest.raises(Refused, match="its query keeps none"), opened(str(tmp_path / "checkpoint"), spark):
+        pass

@@ -1,0 +1,68 @@
+"""How many batches become one version: one while it keeps up, several as soon as it does not."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.operations.from_spark.attach.steps import KEEPS_UP, MOST_BATCHES, Changes, at_once, next_step
+
+PERIOD_S = 2.0
+ROUNDS = 400
+
+
+class Simulated:
+    """A follower in simulated time: a version costs `version_s`, and each batch of it `batch_s` besides."""
+
+    def __init__(self, version_s: float, batch_s: float, missed: int) -> None:
+        self.version_s, self.batch_s, self.missed = version_s, batch_s, missed
+        self.now_s, self.next_batch, self.newest, self.took, self.so_far = 0.0, 1, -1, 0, 1
+        self.largest = 1
+        """The most batches of a version."""
+
+    def round(self) -> int:
+        """What a round does; how many batches wait at its begin."""
+        newest = self.missed + int(self.now_s / PERIOD_S)
+        waiting, came = newest + 1 - self.next_batch, newest - self.newest
+        self.so_far, self.took, self.newest = at_once(waiting, self.took, came, self.so_far), 0, newest
+        committed = range(newest + 1)
+        step = next_step(self.next_batch, committed, lambda: committed, at_once=self.so_far)
+        if step is None:
+            self.now_s += 1.0
+            return waiting
+        assert isinstance(step, Changes)
+        assert step.batches[0] == self.next_batch
+        before = self.next_batch
+        for end in step.ends:
+            self.largest = max(self.largest, end + 1 - self.next_batch)
+            self.now_s += self.version_s + self.batch_s * (end + 1 - self.next_batch)
+            self.next_batch = end + 1
+        assert self.next_batch == step.batches[-1] + 1
+        self.took = self.next_batch - before
+        return waiting
+
+
+@given(version_s=st.floats(0.01, 0.7 * PERIOD_S), missed=st.integers(0, 99))
+def test_where_it_keeps_up_each_batch_is_a_version_whatever_was_missed(version_s: float, missed: int) -> None:
+    following = Simulated(version_s, 0.0, missed)
+    waiting = [following.round() for _ in range(ROUNDS)]
+    assert following.largest == 1
+    assert waiting[-1] <= KEEPS_UP
+
+
+@given(version_s=st.floats(PERIOD_S, 3 * PERIOD_S), batch_s=st.floats(0, 0.3 * PERIOD_S), missed=st.integers(0, 99))
+def test_where_a_version_takes_longer_than_a_batch_it_takes_several(
+    version_s: float, batch_s: float, missed: int
+) -> None:
+    """As many as it needs: what waits stays bounded."""
+    following = Simulated(version_s, batch_s, missed)
+    waiting = [following.round() for _ in range(ROUNDS)]
+    assert max(waiting[-50:]) <= MOST_BATCHES, waiting
+    assert following.largest <= MOST_BATCHES
+    assert following.largest > 1 or max(waiting) <= KEEPS_UP
+
+
+@given(first=st.integers(0, 50), count=st.integers(1, MOST_BATCHES), step=st.integers(1, MOST_BATCHES))
+def test_versions_of_several_batches_have_each_batch_once(first: int, count: int, step: int) -> None:
+    ends = Changes(range(first, first + count), step).ends
+    sizes = [end - before for before, end in zip((first - 1, *ends), ends, strict=False)]
+    assert sum(sizes) == count
+    assert all(size == step for size in sizes[:-1])
+    assert 0 < sizes[-1] <= step

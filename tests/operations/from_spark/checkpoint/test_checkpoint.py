@@ -1,0 +1,233 @@
+"""What is read of checkpoints is what Spark's own reader says, at every batch, and leaves them as they were."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from slackwater.errors import Corruption, Gone, Refused
+from slackwater.operations.from_spark.attach.tail import Tail
+from slackwater.operations.from_spark.checkpoint.checkpoint import DELETED, Checkpoint, opened
+from slackwater.operations.from_spark.checkpoint.files import CheckpointFiles
+from slackwater.operations.from_spark.checkpoint.places import HadoopFiles
+from slackwater.operations.from_spark.checkpoint.tables import StateTable
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
+
+from tests.models.profiles import SEARCHES
+from tests.operations.from_spark.checkpoint.by_spark import State, by_spark, plain_arrow
+from tests.operations.from_spark.checkpoint.queries import (
+    OF_CLASSES,
+    PROVIDERS,
+    QUERIES,
+    RECORDED,
+    run_query,
+    write_input,
+)
+from tests.operations.from_spark.checkpoint.test_files import clean_up
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+OTHERS = ("session-spark3", "join-spark3", "two-spark3")
+"""Recordings of Spark 3.5 that are compared with those of this Spark alone."""
+MORE = ("aggregate-changelog", "aggregate-spark3", "join-changelog", "transform-changelog", "transform-format2")
+RECORDINGS = [
+    pytest.param(each.stem, marks=pytest.mark.ci if each.stem in MORE else ())
+    for each in sorted(RECORDED.glob("*.zip"))
+    if each.stem not in OTHERS
+]
+
+
+@pytest.fixture
+def spark() -> SparkSession:
+    return SparkSession.builder.getOrCreate()
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_tables_are_those_that_sparks_own_reader_gives(
+    name: str, recorded: Callable[[str], Path], spark: SparkSession
+) -> None:
+    _hold_to_spark(recorded(name), spark)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("query", QUERIES)
+def test_whatever_keeps_the_state(query: str, provider: str, tmp_path: Path, spark: SparkSession) -> None:
+    if query in OF_CLASSES and provider == "hdfs":
+        pytest.skip("Spark has none")
+    write_input(tmp_path / "input")
+    run_query(spark.newSession(), query, provider, tmp_path / "input", tmp_path / "checkpoint")
+    _hold_to_spark(tmp_path / "checkpoint", spark)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("query", "provider"), [("session", "changelog"), ("join", "hdfs"), ("two", "hdfs")])
+def test_a_checkpoint_of_spark_3_has_what_this_spark_keeps(
+    query: str, provider: str, recorded: Callable[[str], Path], tmp_path: Path, spark: SparkSession
+) -> None:
+    """Of the same query over the same files. Spark's own reader reads no sessions there.
+
+    Not of a deviation, which depends on the order in which a task's rows come.
+    """
+    write_input(tmp_path / "input")
+    run_query(spark.newSession(), query, provider, tmp_path / "input", tmp_path / "now")
+    with opened(str(recorded(f"{query}-spark3")), spark) as older, opened(str(tmp_path / "now"), spark) as newer:
+        batches = older.available()[-4:]
+        assert len(batches) == 4
+        assert [each.schema for each in older.tables] == [each.schema for each in newer.tables]
+        for there, here in zip(older.tables, newer.tables, strict=True):
+            state = _whole(older, there, batches[0])
+            assert state == _whole(newer, here, batches[0])
+            for batch, changes in zip(batches[1:], older.changes(there, batches[0], batches[-1]), strict=True):
+                _apply(state, there, changes)
+                assert state == _whole(newer, here, batch)
+
+
+@pytest.mark.parametrize("name", ["aggregate-hdfs", "aggregate-changelog", "aggregate-format2"])
+def test_spark_reads_nothing_where_a_file_that_it_needs_is_not_there(
+    name: str, recorded: Callable[[str], Path], tmp_path: Path, spark: SparkSession
+) -> None:
+    files = CheckpointFiles(LocalStore(recorded(name)))
+    files.bring_whole(files.stores(), 3, tmp_path / "all")
+    for victim in sorted((tmp_path / "all/state/0/1").glob("[0-9]*")):
+        shutil.copytree(tmp_path / "all", tmp_path / victim.name)
+        (tmp_path / victim.name / "state/0/1" / victim.name).unlink()
+        session = spark.newSession()
+        session.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", files.format_of(3))
+        reader = session.read.format("statestore").option("path", f"file:{tmp_path / victim.name}")
+        with pytest.raises((PySparkException, Py4JJavaError)):
+            reader.option("batchId", 3).load().count()
+
+
+@pytest.mark.parametrize(
+    ("name", "victim"),
+    [("aggregate-hdfs", "3.delta"), ("aggregate-changelog", "3.changelog"), ("aggregate-rocksdb", "4.zip")],
+)
+def test_a_file_that_is_damaged_is_named_with_its_batch(
+    name: str, victim: str, recorded: Callable[[str], Path], spark: SparkSession
+) -> None:
+    """Also where nobody keeps sums of it, and where several batches are read at once."""
+    folder = recorded(name)
+    file = folder / "state/0/1" / victim
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    is_whole = victim.endswith("zip")
+    has = "the state at the end of batch 3" if is_whole else "what batch 2 changed"
+    said = f"state/0/1/{victim} of the checkpoint is damaged .*: it has {has}"
+    with opened(str(folder), spark) as checkpoint:
+        (table,) = checkpoint.tables
+        with pytest.raises(Corruption, match=said):
+            list(checkpoint.rows(table, 3))
+        with pytest.raises(Corruption, match=said):
+            list(checkpoint.changes(table, 0, 4))
+
+
+def test_an_app_is_not_left_empty_where_a_file_of_the_state_is_missing(
+    recorded: Callable[[str], Path], cache: SstCache, spark: SparkSession
+) -> None:
+    folder, store = recorded("aggregate-changelog"), MemoryStore()
+    (folder / "state/0/1/3.changelog").unlink()
+    with opened(str(folder), spark) as checkpoint:
+        following = Tail(store, cache, checkpoint, "shop", "totals", by="host:1")
+        with pytest.raises(Gone, match=r"state/0/1/3\.changelog is not there"):
+            following.plan()
+        following.claim()
+        with pytest.raises(Refused, match=r"cannot be read on, after 8 more attempts: .* state/0/1/3\.changelog is"):
+            following.round()
+
+
+@pytest.mark.parametrize("name", ["aggregate-hdfs", "aggregate-rocksdb"])
+def test_what_was_cleaned_up_is_gone(name: str, recorded: Callable[[str], Path], spark: SparkSession) -> None:
+    folder = recorded(name)
+    with opened(str(folder), spark) as checkpoint:
+        (table,) = checkpoint.tables
+        changes = checkpoint.changes(table, 0, 4)
+        clean_up(LocalStore(folder), 4)
+        with pytest.raises(Gone, match="has not all of batch"):
+            list(changes)
+        with pytest.raises(Gone, match="has not all of batch 1"):
+            list(checkpoint.rows(table, 1))
+
+
+def test_another_file_system_is_read_by_sparks_own_client(recorded: Callable[[str], Path], spark: SparkSession) -> None:
+    folder = recorded("aggregate-hdfs")
+    ours, theirs = open_store(str(folder)), HadoopFiles(f"file:{folder}", spark)
+    keys = {info.key: info.size_bytes for info in ours.list("")}
+    assert {info.key: info.size_bytes for info in theirs.list("")} == keys
+    assert all(theirs.get(key) == ours.get(key) for key in keys)
+    assert theirs.get_range("metadata", 2, 5) == ours.get_range("metadata", 2, 5)
+    assert CheckpointFiles(theirs).available() == CheckpointFiles(ours).available()
+    assert not list(theirs.list("none/"))
+
+
+def test_a_checkpoint_on_s3_is_read_without_hadoop(
+    recorded: Callable[[str], Path], s3_url: str, spark: SparkSession
+) -> None:
+    folder, bucket = recorded("aggregate-format2"), open_store(s3_url)
+    for each in folder.rglob("*"):
+        if each.is_file():
+            bucket.put(each.relative_to(folder).as_posix(), each.read_bytes())
+    with opened(s3_url.replace("s3:", "s3a:"), spark) as there, opened(str(folder), spark) as here:
+        assert there.available() == here.available()
+        assert _whole(there, there.tables[0], 4) == _whole(here, here.tables[0], 4)
+        changed = zip(there.changes(there.tables[0], 0, 4), here.changes(here.tables[0], 0, 4), strict=True)
+        assert all(one.sort_by("k").equals(other.sort_by("k")) for one, other in changed)
+
+
+def _hold_to_spark(folder: Path, spark: SparkSession) -> None:
+    before = _listing(folder)
+    with opened(str(folder), spark) as checkpoint:
+        batches = checkpoint.available()[-4 if SEARCHES else -3 :]
+        assert len(batches) == (4 if SEARCHES else 3)
+        assert len({table.name for table in checkpoint.tables}) == len(checkpoint.tables) > 0
+        for table in checkpoint.tables:
+            state: State = {}
+            changes: Iterator[pa.Table] = iter([])
+            for batch in batches:
+                expected = by_spark(spark, folder, checkpoint, table, batch)
+                if batch == batches[0]:
+                    state = _whole(checkpoint, table, batch)
+                    changes = checkpoint.changes(table, batch, batches[-1])
+                else:
+                    _apply(state, table, next(changes))
+                assert state == expected, f"{table.name or table.kind} at the end of batch {batch}"
+            assert _whole(checkpoint, table, batches[-1]) == state
+            assert next(changes, None) is None
+    assert _listing(folder) == before
+
+
+def _rows(table: StateTable, found: pa.Table | pa.RecordBatch) -> list[tuple[Any, ...]]:
+    return [tuple(map(plain_arrow, (row[name] for name in table.schema.names))) for row in found.to_pylist()]
+
+
+def _whole(checkpoint: Checkpoint, table: StateTable, batch: int) -> State:
+    rows = [row for each in checkpoint.rows(table, batch) for row in _rows(table, each)]
+    state = {row[: len(table.key)]: row[len(table.key) :] for row in rows}
+    assert len(state) == len(rows), "a key is there twice"
+    return state
+
+
+def _apply(state: State, table: StateTable, changes: pa.Table) -> None:
+    assert changes.schema.names == [*table.schema.names, DELETED]
+    rows = _rows(table, changes)
+    for row, deleted in zip(rows, changes[DELETED].to_pylist(), strict=True):
+        key = row[: len(table.key)]
+        if deleted:
+            state.pop(key, None)
+        else:
+            state[key] = row[len(table.key) :]
+    assert len({row[: len(table.key)] for row in rows}) == len(rows), "a key is there twice"
+
+
+def _listing(folder: Path) -> Sequence[tuple[str, int, int, bytes]]:
+    return [
+        (str(each), each.stat().st_mtime_ns, each.stat().st_ctime_ns, each.read_bytes() if each.is_file() else b"")
+        for each in sorted(folder.rglob("*"))
+    ]

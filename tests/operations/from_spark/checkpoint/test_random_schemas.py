@@ -1,0 +1,81 @@
+"""Whatever types a query's keys and values have, an attached app has the rows of Spark's own reader, nested."""
+
+from pathlib import Path
+from random import Random
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+from slackwater.operations.from_spark.attach.tables import declared
+from slackwater.operations.from_spark.attach.tail import Tail
+from slackwater.operations.from_spark.checkpoint.checkpoint import opened
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import history
+from slackwater.store.versions.side_tables import table_name
+
+from tests.operations.from_spark.attach.following import caught_up, rows_at
+from tests.operations.from_spark.checkpoint.by_spark import by_spark, plain_arrow
+from tests.operations.from_spark.checkpoint.queries import PROVIDERS
+from tests.operations.from_spark.checkpoint.random_schemas import query, shapes, write_input
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+OPERATORS = 10
+"""Of one query, each with a schema of its own."""
+SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
+KINDS = ["aggregate", "aggregate", "distinct", "join-2", *(["join-3"] if SPARK >= (4, 1) else [])]
+DEFAULT = [("aggregate", "changelog", 0), ("join-3" if "join-3" in KINDS else "join-2", "changelog", 1)]
+
+
+def _many() -> list[object]:
+    """500 schemas, with each kind of operator, and each way of keeping state that it has."""
+    ways = [(kind, provider) for kind in KINDS for provider in PROVIDERS if kind != "join-3" or "hdfs" not in provider]
+    return [pytest.param(*ways[n % len(ways)], n, marks=pytest.mark.ci) for n in range(2, 50)]
+
+
+@pytest.mark.parametrize(("kind", "provider", "seed"), [*DEFAULT, *_many()])
+def test_an_attached_app_has_the_rows_of_sparks_own_reader(
+    kind: str, provider: str, seed: int, tmp_path: Path, cache: SstCache, spark: SparkSession
+) -> None:
+    random = Random(seed)
+    session, of = spark.newSession(), shapes(random, OPERATORS)
+    kind, _, join_format = kind.partition("-")
+    settings = {
+        "spark.sql.streaming.unsupportedOperationCheck": "false",
+        "spark.sql.caseSensitive": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "1",
+        # To compile what runs on a few rows takes longer than to run it.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",
+        "spark.sql.streaming.join.stateFormatVersion": join_format or "2",
+    }
+    for name, value in (settings | PROVIDERS[provider]).items():
+        session.conf.set(name, value)
+    schema = write_input(session, of, random, tmp_path / "input")
+    folder = tmp_path / "checkpoint"
+    rows = query(session, of, tmp_path / "input", schema, kind)
+    writer = rows.writeStream.outputMode("append" if kind == "join" else "update").format("noop")
+    writer.option("checkpointLocation", str(folder)).trigger(availableNow=True).start().awaitTermination()
+    session._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
+    store = MemoryStore()
+    with opened(str(folder), spark) as checkpoint:
+        assert len(checkpoint.tables) == (2 if kind == "join" else 1) * OPERATORS
+        following = Tail(store, cache, checkpoint, "shop", "q", by="host:1", partitions=2)
+        caught_up(following)
+        names = [table_name("q", each) if each else "q" for each in declared(checkpoint.tables, 2)]
+        compared = 0
+        for number in history.versions(store, "shop", "q"):
+            version = history.read(store, "shop", "q", number)
+            if version.kind != "batch":
+                continue
+            assert version.attached is not None
+            stored = rows_at(store, cache, version)
+            for name, table in zip(names, checkpoint.tables, strict=True):
+                expected = by_spark(spark, folder, checkpoint, table, version.attached.next_batch - 1)
+                found = {plain_arrow(key): plain_arrow(values) for key, values in stored[name].items()}
+                assert found == expected, f"{name} {of[table.operator]} after batch {version.attached.next_batch - 1}"
+                compared += len(expected)
+        assert compared > OPERATORS

@@ -1,0 +1,107 @@
+"""Flat columns of what Spark's reader of state gives."""
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    CalendarIntervalType,
+    DataType,
+    IntegerType,
+    LongType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    VariantType,
+)
+from slackwater.errors import Refused
+from slackwater.operations.from_spark.checkpoint.operators import Kept, Operator
+from slackwater.operations.from_spark.checkpoint.protocol import times_out
+from slackwater.operations.from_spark.checkpoint.tables import StateTable, state_table
+
+INSTANT = pa.timestamp("us", "UTC")
+WINDOW = StructType([StructField("start", TimestampType()), StructField("end", TimestampType())])
+
+
+def _struct(*fields: tuple[str, DataType]) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in fields])
+
+
+def _table(kind: str, **columns: DataType) -> StateTable:
+    kept = Kept("", "default")
+    operator = Operator(0, kind, kind, ("default",), 2, (kept,))
+    return state_table("", operator, kept, _struct(*columns.items(), ("partition_id", IntegerType())))
+
+
+def _columns(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
+    return list(zip(schema.names, schema.types, strict=True))
+
+
+def test_buffers_of_one_name_are_told_apart_by_numbers() -> None:
+    buffers = _struct(("sum", LongType()), ("count", LongType()), ("Sum", LongType()), ("MS[0]", LongType()))
+    table = _table("aggregate", key=_struct(("sum", StringType())), value=buffers)
+    assert _columns(table.key) == [("sum", pa.string())]
+    assert table.values.names == ["sum_2", "count", "Sum_3", "MS_0"]
+    assert [each.place for each in table.parts] == [(0,), (0,), (1,), (2,), (3,)]
+    assert table.kind == "aggregate"
+
+
+def test_a_window_in_the_key_is_a_struct_whatever_it_is_called() -> None:
+    table = _table("aggregate", key=_struct(("hop", WINDOW), ("k", StringType())), value=_struct(("count", LongType())))
+    assert _columns(table.key) == [("hop", pa.struct([("start", INSTANT), ("end", INSTANT)])), ("k", pa.string())]
+    assert table.kind == "window"
+
+
+def test_a_sessions_key_is_there_once() -> None:
+    key = _struct(("k", StringType()), ("sessionStartTime", TimestampType()))
+    value = _struct(("session_window", WINDOW), ("k", StringType()), ("count", LongType()))
+    assert _table("session", key=key, value=value).values.names == ["session_window", "count"]
+
+
+def test_a_total_has_a_key_and_a_distinct_row_no_values() -> None:
+    total = _table("aggregate", key=_struct(), value=_struct(("count", LongType())))
+    assert (_columns(total.key), total.kind) == ([("row", pa.int64())], "total")
+    table = _table("distinct", key=_struct(("k", StringType())), value=_struct(("__dummy__", NullType())))
+    assert not table.values
+
+
+@pytest.mark.parametrize("kind", ["pandas", "map-groups"])
+def test_a_users_state_has_its_own_names_and_its_timeout_is_a_time(kind: str) -> None:
+    key, inside = _struct(("k", StringType())), _struct(("n", LongType()))
+    table = _table(kind, key=key, value=_struct(("groupState", inside), ("timeoutTimestamp", LongType())))
+    # A state whose fields are all null is none that is not there.
+    assert _columns(table.values) == [("n", pa.int64()), ("has_state", pa.bool_()), ("due_at", INSTANT)]
+    assert times_out(table.values)
+    assert not times_out(_table(kind, key=key, value=_struct(("groupState", inside))).values)
+
+
+def test_structs_within_keep_their_fields_under_names_that_differ() -> None:
+    inside = _struct(("a", LongType()), ("A", StringType()), ("x.y", ArrayType(_struct(("b c", VariantType())))))
+    table = _table("aggregate", key=_struct(("n", inside)), value=_struct(("first", inside), ("n", NullType())))
+    kept = pa.struct([("a", pa.int64()), ("A_2", pa.string()), ("x_y", pa.list_(pa.struct([("b_c", pa.string())])))])
+    assert _columns(table.schema) == [("n", kept), ("first", kept)]
+
+
+def test_a_users_struct_that_is_called_as_sparks_own_stays_one() -> None:
+    of = _struct(("value", _struct(("n", LongType()))), ("other", LongType()))
+    table = _table("transform", key=_struct(("k", StringType())), value=of)
+    assert _columns(table.values) == [("value", pa.struct([("n", pa.int64())])), ("other", pa.int64())]
+
+
+def test_variables_are_tables_of_their_own_keys() -> None:
+    key, inside = _struct(("k", StringType())), _struct(("n", LongType()))
+    ttl = _struct(("value", inside), ("ttlExpirationMs", LongType()))
+    assert _columns(_table("transform", key=key, value=ttl).values) == [("n", pa.int64()), ("expires_at", INSTANT)]
+    by_o = _table("transform", key=key, user_map_key=_struct(("o", LongType())), user_map_value=ttl)
+    assert (by_o.key.names, by_o.values.names) == (["k", "o"], ["n", "expires_at"])
+    seen = _table("transform", key=key, list_value=ArrayType(inside))
+    assert _columns(seen.values) == [("list_value", pa.list_(pa.struct([("n", pa.int64())])))]
+    timers = _table("transform", key=key, expiration_timestamp_ms=LongType())
+    assert (_columns(timers.key), len(timers.values)) == ([("k", pa.string()), ("due_at", INSTANT)], 0)
+
+
+def test_a_type_that_no_table_can_have_is_refused_by_its_column() -> None:
+    value = _struct(("a", _struct(("b", CalendarIntervalType()))))
+    with pytest.raises(Refused, match=r"column value\.a\.b of state 'aggregate' has Spark's type 'interval'"):
+        _table("aggregate", key=_struct(("k", StringType())), value=value)

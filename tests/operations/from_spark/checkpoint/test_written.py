@@ -1,0 +1,64 @@
+"""What batches changed of state variables is read from changelogs, without Spark, and is what its own reader says."""
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from slackwater.operations.from_spark.checkpoint.checkpoint import opened
+from slackwater.operations.from_spark.checkpoint.protocol import APPENDED, DELETED
+from slackwater.operations.from_spark.checkpoint.tables import StateTable
+
+from tests.models.profiles import SEARCHES
+from tests.operations.from_spark.checkpoint.by_spark import State, by_spark, plain_arrow
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+
+@pytest.mark.parametrize("name", ["transform-changelog", pytest.param("transform-format2", marks=pytest.mark.ci)])
+def test_changelogs_say_what_sparks_own_reader_says(
+    name: str, recorded: Callable[[str], Path], spark: SparkSession
+) -> None:
+    """All kinds of variables, with and without time to live, and timers; one batch, or several, at once."""
+    folder = recorded(name)
+    with opened(str(folder), spark) as checkpoint:
+        first, *later = checkpoint.available()[-4:]
+        assert len(checkpoint.tables) == 7
+        compared = (first, *later) if SEARCHES else (first, later[-1])
+        expected = {
+            (table.name, batch): by_spark(spark, folder, checkpoint, table, batch)
+            for table, batch in product(checkpoint.tables, compared)
+        }
+        jobs = _jobs(spark)
+        assert jobs
+        for table, at_once in product(checkpoint.tables, (1, 2, 3)):
+            state = dict(expected[table.name, first])
+            ends = [*later[at_once - 1 : -1 : at_once], later[-1]]
+            read = checkpoint.changes(table, first, later[-1], at_once=at_once, appended=True)
+            for batch, changed in zip(ends, read, strict=True):
+                _apply(state, table, changed)
+                assert state == expected.get((table.name, batch), state), (table.name, at_once, batch)
+        assert _jobs(spark) == jobs, "Spark ran nothing"
+
+
+def _jobs(spark: SparkSession) -> int:
+    """The number of jobs so far."""
+    return len(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
+
+
+def _apply(state: State, table: StateTable, changes: pa.Table) -> None:
+    keys = set()
+    for row in changes.to_pylist():
+        values: tuple[Any, ...] = tuple(plain_arrow(row[name]) for name in table.schema.names)
+        key, values = values[: len(table.key)], values[len(table.key) :]
+        assert key not in keys, "a key is there twice"
+        keys.add(key)
+        if row[DELETED]:
+            state.pop(key, None)
+        elif row.get(APPENDED) and key in state:
+            state[key] = (state[key][0] + values[0],)
+        else:
+            state[key] = values

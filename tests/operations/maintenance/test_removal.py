@@ -1,0 +1,294 @@
+"""An app is removed wholly: whoever needs it is asked first, and a call that was killed is finished by the next one."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from slackwater.errors import Fenced, NotFound, Refused, SlackwaterError
+from slackwater.operations.maintenance.protection import find, protect
+from slackwater.operations.maintenance.removal import Contents, Removal, Removed, remove_app
+from slackwater.operations.staging.clone import clone
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import list_snapshots
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.verify.verify import verify
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import apps, history, horizon, keys
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.manifest import AppInfo
+
+from tests.models.profiles import SEARCHES
+from tests.support.collecting import AgingStore, Killed, aging_app, fresh, keys_of, wait
+from tests.support.histories import FlightsApp, flights, rows_of
+
+LATER_MS = 2_000_000_000_000
+"""When nobody has committed anything for long."""
+
+
+def made(store: AgingStore | None = None) -> FlightsApp:
+    app = aging_app(store=store or AgingStore())
+    app.run(flights(20))
+    return app
+
+
+def gone(app: FlightsApp, name: str = "flights", **more: object) -> Removed:
+    """Remove an app; who waits makes the store's clock go on."""
+
+    def pause(seconds: float) -> None:
+        assert isinstance(app.store, AgingStore)
+        app.store.clock_ms += round(seconds * 1_000)
+
+    arguments = {"by": "ada@host", "now_ms": LATER_MS, "pause": pause} | more
+    return remove_app(app.store, name, **arguments)  # type: ignore[arg-type]
+
+
+def cloned(app: FlightsApp, source: str, name: str) -> FlightsApp:
+    clone(app.store, source, name, topics={}, channels=app.kafka, by="ada@host")
+    return FlightsApp(app.store, app.kafka, name, clock=app.clock)
+
+
+def test_nothing_is_left_of_it_but_who_removed_it_and_the_name_is_free() -> None:
+    app = made()
+    pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "good")
+    request(app.store, "flights", "more", "ada@host")
+    before = keys_of(app.store, "flights/")
+    done = gone(app)
+    assert (done.already, done.contents.versions, done.contents.snapshots) == (False, 12, 1)
+    assert done.contents.objects >= len(before)
+    assert done.removal.stages == {"aircraft": 3, "carriers": 3, "legs": 3}
+    assert done.removal.topics == ("flights-by-aircraft-repartition", "flights-by-carrier-repartition")
+    assert keys_of(app.store) == {"flights/removed.json"}
+    assert apps.list_apps(app.store) == ()
+    again = aging_app(store=app.store)
+    again.run(flights(10))
+    assert rows_of(fresh(app.store), again.heads["carriers"]) == again.state["carriers"]
+    assert history.first_version(fresh(app.store), "flights", "legs") == 1
+
+
+def test_again_it_says_that_it_is_done_and_a_name_that_never_was_is_told() -> None:
+    app = made()
+    removal = gone(app).removal
+    seen: list[Removal] = []
+    assert gone(app, outside=seen.append) == Removed(removal, Contents(0, 0, 0, 0, 0), True)
+    assert seen == [removal]
+    with pytest.raises(NotFound, match="no app named 'flight'"):
+        gone(app, "flight")
+
+
+def test_a_dry_run_changes_nothing() -> None:
+    app = made()
+    before = {key: app.store.get(key) for key in keys_of(app.store)}  # type: ignore[arg-type]
+    done = gone(app, dry_run=True)
+    assert (done.contents.objects, done.contents.bytes) == (len(before), sum(map(len, before.values())))
+    assert {key: app.store.get(key) for key in keys_of(app.store)} == before  # type: ignore[arg-type]
+
+
+def test_killed_at_any_request_it_is_an_app_for_nobody_or_whole_and_typed_again_it_finishes() -> None:
+    seen = set()
+    for requests in range(0, 400, 1 if SEARCHES else 7):
+        app = made(AgingStore())
+        ref = resolve(app.store, "flights", now_ms=app.clock.now_ms).versions
+        pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "good")
+        with suppress(Killed), app.store.death_after(requests):  # type: ignore[attr-defined]
+            gone(app)
+            break
+        store = fresh(app.store)
+        for moment in ("flights@good", "flights/legs@v3", "flights/carriers"):
+            try:
+                cut = resolve(store, moment, now_ms=app.clock.now_ms)
+            except SlackwaterError as error:
+                seen.add(error.message.partition(":")[0])
+                continue
+            assert cut.versions.keys() == ref.keys(), "whole"
+            assert rows_of(store, cut.stages["carriers"])
+        done = gone(app)
+        assert tuple(done.removal.stages) == ("aircraft", "carriers", "legs")
+        assert keys_of(app.store) == {"flights/removed.json"}  # type: ignore[arg-type]
+    else:
+        pytest.fail("it never ended by itself")
+    assert "app 'flights' is being removed" in seen
+
+
+def test_a_half_removed_app_is_refused_to_those_who_would_make_or_run_one() -> None:
+    app = made()
+    outside = lambda _removal: (_ for _ in ()).throw(Refused("Kafka does not allow it"))  # noqa: E731
+    with pytest.raises(Refused, match="Kafka"):
+        gone(app, outside=outside)
+    assert apps.list_apps(app.store) == ()
+    with pytest.raises(Refused, match="'flights' is being removed") as refused:
+        aging_app(store=app.store)  # type: ignore[arg-type]
+    assert "slackwater app rm flights" in refused.value.hint
+    gone(app)
+    assert keys_of(app.store) == {"flights/removed.json"}  # type: ignore[arg-type]
+
+
+def test_a_runner_is_not_taken_by_surprise() -> None:
+    app = made()
+    now_ms = app.clock.now_ms + 2_000
+    with pytest.raises(
+        Refused, match=r"stage flights/carriers committed 2 s ago, by test:1: a runner holds it"
+    ) as refused:
+        gone(app, now_ms=now_ms)
+    assert "--fence" in refused.value.hint
+    assert gone(app, now_ms=now_ms, fence=True).contents.versions == 12
+
+
+def test_a_runner_that_was_asleep_meanwhile_cannot_write() -> None:
+    app = made()
+    running = app.heads["legs"]
+    assert horizon.freshness(app.store).is_fresh("flights", "legs", running.version + 1)
+    gone(app)
+    # It had seen that its next number is free before the app was removed, and that is longer ago than it may trust it.
+    horizon.freshness(app.store).saw_free("flights", "legs", running.version + 1, -1e9)
+    draft = successor(running, kind="batch", epoch=running.epoch, writer=running.writer, by="", now_ms=0)
+    with pytest.raises(Fenced, match="flights/legs was removed"):
+        commit(app.store, draft)
+    assert keys_of(app.store) == {"flights/removed.json"}  # type: ignore[arg-type]
+
+
+def test_it_waits_until_no_runner_is_sure_of_its_place_any_more() -> None:
+    app = made()
+    told: list[str] = []
+    waited: list[float] = []
+
+    def pause(seconds: float) -> None:
+        waited.append(seconds)
+        app.store.clock_ms += round(seconds * 1_000)  # type: ignore[attr-defined]
+        assert all(
+            head is not None and head.retired
+            for head in (history.head(app.store, "flights", stage) for stage in ("legs", "aircraft", "carriers"))
+        )
+
+    remove_app(app.store, "flights", by="ada@host", now_ms=LATER_MS, on_wait=told.append, pause=pause)
+    assert waited == [horizon.SETTLED_MS / 1_000]
+    assert told == ["every stage of flights is retired; in 45 s no runner of it can write any more"]
+
+
+def test_who_claims_a_stage_while_it_waits_ends_it() -> None:
+    app = made()
+
+    def pause(seconds: float) -> None:
+        app.store.clock_ms += round(seconds * 1_000)  # type: ignore[attr-defined]
+        app.claim("legs")
+
+    with pytest.raises(Refused, match="stage flights/legs was taken over meanwhile, by test:1"):
+        remove_app(app.store, "flights", by="ada@host", now_ms=LATER_MS, pause=pause)
+    assert not keys_of(app.store, keys.stages("flights") + keys.REMOVING)  # type: ignore[arg-type]
+    for stage in ("aircraft", "carriers"):
+        app.claim(stage)
+    app.run(flights(5))
+    assert resolve(app.store, "flights", now_ms=app.clock.now_ms).versions.keys() == {"legs", "aircraft", "carriers"}
+
+
+def test_an_app_from_which_a_clone_lives_is_refused_until_that_is_gone() -> None:
+    app = made()
+    cloned(app, "flights", "staging")
+    for dry_run in (True, False):
+        with pytest.raises(Refused, match="app 'staging' lives from flights"):
+            gone(app, dry_run=dry_run)
+    gone(app, "staging")
+    gone(app)
+    assert keys_of(app.store) == {"flights/removed.json", "staging/removed.json"}  # type: ignore[arg-type]
+
+
+def test_a_clone_of_a_clone_is_found_though_its_pin_is_elsewhere() -> None:
+    app = made()
+    staging = cloned(app, "flights", "staging")
+    second = cloned(app, "staging", "second")
+    staging.run(flights(3))
+    with pytest.raises(Refused, match="app 'second' lives from staging"):
+        gone(app, "staging")
+    gone(app, "staging", force=True)
+    with pytest.raises(Refused, match="app 'second' lives from flights"):
+        gone(app)
+    (pinned,) = list_snapshots(app.store, "flights")
+    with pytest.raises(Refused, match=r"'second' comes from 'staging', and snapshot 'clone-staging' of flights keeps"):
+        remove(app.store, "flights", pinned.name)
+    app.clock.wait(10_000_000)  # type: ignore[attr-defined]
+    collect(app.store, "flights", Retention(versions=1), by="t")
+    assert rows_of(fresh(app.store), second.heads["carriers"]) == second.state["carriers"]
+    gone(app, "second")
+    remove(app.store, "flights", pinned.name)
+
+
+def test_a_pin_whose_clones_state_another_pin_keeps_too_may_go() -> None:
+    app = made()
+    cloned(app, "flights", "staging")
+    cloned(app, "flights", "other")
+    gone(app, "staging")
+    assert [each.name for each in list_snapshots(app.store, "flights")] == ["clone-other"], (
+        "the clone's pin went with it"
+    )
+    with pytest.raises(Refused, match="'other' is a clone that lives from"):
+        remove(app.store, "flights", "clone-other")
+
+
+def test_a_clone_under_another_root_is_found_by_the_pin(tmp_path: Path) -> None:
+    app = FlightsApp(MemoryStore(), made().kafka)
+    home = LocalStore(tmp_path / "home")
+    app = FlightsApp(home, app.kafka)
+    app.run(flights(10))
+    there = LocalStore(tmp_path / "there")
+    clone(home, "flights", "staging", topics={}, channels=app.kafka, by="t", target_store=there)
+    with pytest.raises(Refused, match=f"app 'staging' under {there.url} lives from flights"):
+        remove_app(home, "flights", by="t", now_ms=LATER_MS, dry_run=True)
+
+
+def promoted(app: FlightsApp, folder: str, over: str, number: int = 1) -> None:
+    apps.NAMES.add(app.store, apps.NameNote("flights", number, folder, over, "t", app.clock.now_ms))
+
+
+def test_an_app_that_gets_a_name_while_it_is_being_removed_stays() -> None:
+    app = made()
+    cloned(app, "flights", "next")
+    with pytest.raises(Refused, match="app next is flights since it was promoted over it"):
+        remove_app(app.store, "next", by="t", now_ms=LATER_MS, pause=lambda _s: wait_and(app, "next"))
+    assert apps.find_app(app.store, "next") is not None
+    assert not keys_of(app.store, keys.stages("next") + keys.REMOVING)  # type: ignore[arg-type]
+
+
+def wait_and(app: FlightsApp, folder: str) -> None:
+    wait(app)
+    promoted(app, folder, "flights")
+
+
+def test_the_app_of_before_goes_once_nothing_is_shared_and_its_name_stays_protected() -> None:
+    app = made()
+    taking_over = cloned(app, "flights", "next")
+    protect(app.store, "flights", by="t", now_ms=1)
+    promoted(app, "next", "flights")
+    for dry_run in (True, False):
+        with pytest.raises(Refused, match="app 'next' lives from flights") as caught:
+            gone(app, dry_run=dry_run)
+        assert caught.value.hint.startswith("merge what flights shares (slackwater compact flights --full), and let gc")
+    for stage in ("aircraft", "carriers"):
+        taking_over.compact(stage)
+    taking_over.run(flights(8))
+    wait(app)
+    collect(app.store, "next", Retention(versions=1), by="t")
+    gone(app)
+    assert keys_of(app.store, "flights/") == {"flights/removed.json", "flights/protected.json"}  # type: ignore[arg-type]
+    assert find(app.store, "next") is not None
+    assert rows_of(fresh(app.store), taking_over.heads["carriers"]) == taking_over.state["carriers"]
+    assert verify(app.store, "next", now_ms=app.clock.now_ms).differences == ()
+    with pytest.raises(Refused, match="the name 'flights' went over to app 'next': no new app gets it"):
+        apps.create_app(app.store, AppInfo("flights", 1))
+
+
+def test_a_cut_that_is_pinned_when_the_note_is_there_is_given_up() -> None:
+    app = made()
+    cut = resolve(app.store, "flights", now_ms=app.clock.now_ms)
+    seen: list[object] = []
+
+    def outside(_removal: Removal) -> None:
+        with pytest.raises(Refused, match="is being removed"):
+            pin(app.store, cut, "late")
+        seen.append(list(app.store.list("flights/snapshots/")))
+
+    gone(app, outside=outside)
+    assert seen == [[]]

@@ -1,0 +1,196 @@
+"""A clone with everything of its own: the source may vanish, and nothing names it."""
+
+from pathlib import Path
+
+import pytest
+from slackwater.errors import Corruption, Forbidden, Refused, Usage
+from slackwater.operations.staging.clone import clone
+from slackwater.operations.staging.clone_plan import ClonePlan, Terms
+from slackwater.snapshot.cut.stored import list_snapshots
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.verify.verify import verify
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.objects.wrapper import Wrapper
+from slackwater.store.versions import apps, history
+from slackwater.store.versions.manifest import AppInfo
+from slackwater.store.versions.side_tables import all_ssts
+
+from tests.models.profiles import crash_points
+from tests.support.collecting import AgingStore, Killed, keys_of
+from tests.support.histories import STAGES, FlightsApp, Kafka, copied, flights, rows_of
+
+DEEP = Terms(deep=True, owner="ada@host")
+
+
+def source_app(store: ObjectStore) -> FlightsApp:
+    """Eight SSTs, three of them of a merge, and rows on the way."""
+    app = FlightsApp(store, Kafka())
+    app.run(flights(30))
+    app.compact("aircraft")
+    app.send(*flights(6))
+    app.step("legs")
+    return app
+
+
+def deep(app: FlightsApp, target: ObjectStore, **more: object) -> ClonePlan:
+    if isinstance(app.store, MemoryStore):
+        app.store._others[target.url] = target  # else nobody finds it by its name
+    arguments = {"terms": DEEP, "channels": app.kafka, "by": "ada@host", "now_ms": app.clock.now_ms}
+    return clone(app.store, "flights", "copy", target_store=target, **arguments | more)  # type: ignore[arg-type]
+
+
+def test_the_source_may_vanish_and_nothing_names_it(tmp_path: Path) -> None:
+    app = source_app(LocalStore(tmp_path / "production"))
+    other = LocalStore(tmp_path / "elsewhere")
+    plan = deep(app, other)
+    assert plan.copies == {s: sum(sst.bytes for sst in app.heads[s].ssts) for s in ("aircraft", "carriers")}
+    assert list_snapshots(app.store, "flights") == (), "nothing is pinned there"
+    named = [info.key for info in other.list("") if app.store.url.encode() in other.get(info.key)]
+    assert [key for key in named if "/log/" not in key] == [], "but who did it, and from where"
+    undisturbed = copied(app, LocalStore(tmp_path / "undisturbed"))
+    (tmp_path / "production").rename(tmp_path / "gone")
+    other = LocalStore(tmp_path / "elsewhere")
+    report = verify(other, "copy", now_ms=app.clock.now_ms, deep=True, reader=None)
+    assert [difference.message for difference in report.differences] == []
+    staging = FlightsApp(other, app.kafka, "copy", clock=app.clock)
+    undisturbed.kafka = app.kafka
+    for each in (undisturbed, staging):
+        each.step_all()
+    assert staging.state == undisturbed.state
+    assert rows_of(other, staging.heads["carriers"]) == undisturbed.state["carriers"]
+
+
+def test_typed_again_it_is_done_already_and_another_one_is_refused() -> None:
+    app, other = source_app(MemoryStore()), MemoryStore()
+    deep(app, other)
+    assert deep(app, other).done
+    with pytest.raises(Refused, match=r"exists already under .*, a clone of flights@…, with everything of its own"):
+        deep(app, other, terms=Terms())
+
+
+def test_killed_anywhere_it_goes_on_with_what_is_copied_and_is_there_for_nobody_before() -> None:
+    whole, into = source_app(AgingStore()), AgingStore()
+    with into.requests() as made:
+        deep(whole, into)
+    copied_keys = {key for key in keys_of(into) if "/sst/" in key}
+    for point in crash_points(len(made)):
+        app, other = source_app(AgingStore()), AgingStore()
+        try:
+            with other.death_after(point):
+                deep(app, other)
+        except Killed:
+            assert apps.list_apps(other) in ((), ("copy",))
+            if apps.list_apps(other):
+                assert {
+                    s: history.find(other, "copy", s, v) is not None for s, v in app_cut(other).items()
+                } == dict.fromkeys(STAGES, True)
+        before = {key: other.get(key) for key in keys_of(other) if "/sst/" in key}
+        with other.requests() as again:
+            deep(app, other)
+        assert not [key for key in before if f"put {key}" in again], (
+            "what is there with the right checksum is passed over"
+        )
+        assert len([key for key in keys_of(other) if "/sst/" in key]) == len(copied_keys)
+        assert list_snapshots(app.store, "flights") == ()
+        assert apps.find_cloning(other, "copy") is None
+        staging = FlightsApp(other, app.kafka, "copy", clock=app.clock)
+        for each in (app, staging):
+            each.step_all()
+        assert staging.state == app.state
+
+
+def app_cut(store: ObjectStore) -> dict[str, int]:
+    origin = apps.read_app(store, "copy").origin
+    assert origin is not None
+    return origin.cut
+
+
+def test_a_copy_that_is_damaged_is_written_again_and_a_damaged_source_is_refused() -> None:
+    app, other = source_app(AgingStore()), AgingStore()
+    other.once("put_if_absent", "/channels.json", lambda: (_ for _ in ()).throw(Killed))
+    with pytest.raises(Killed):
+        deep(app, other)
+    key = min(key for key in keys_of(other) if "/sst/" in key)
+    good = other.get(key)
+    other.put(key, bytes(len(good)))
+    deep(app, other)
+    assert other.get(key) == good
+    damaged, nowhere = source_app(AgingStore()), AgingStore()
+    sst = damaged.heads["carriers"].ssts[0]
+    damaged.store.put(sst.object, bytes(sst.bytes))
+    with pytest.raises(Corruption, match="expected checksum"):
+        deep(damaged, nowhere)
+    assert apps.list_apps(nowhere) == ()
+
+
+def test_an_app_of_the_sources_name_in_the_other_root_may_be_collected() -> None:
+    """Copies lie under the clone's own name, whoever else has the source's."""
+    app, other = source_app(AgingStore()), AgingStore()
+    namesake = FlightsApp(other, Kafka(), clock=app.clock)
+    namesake.run(flights(10))
+    deep(app, other)
+    other.clock_ms += 10**8
+    collect(other, "flights", Retention(versions=1), by="t")
+    for stage, version in app_cut(other).items():
+        for sst in all_ssts(history.read(other, "copy", stage, version)):
+            assert sst.root == ""
+            assert sst.object.startswith(f"copy/stages/{stage}/sst/")
+            assert len(other.get(sst.object)) == sst.bytes
+
+
+class ReadOnly(Wrapper):
+    """A store whose user may read and nothing else."""
+
+    def put(self, key: str, data: bytes) -> None:
+        raise Forbidden(f"no right to put {key}")
+
+    def put_if_absent(self, key: str, data: bytes) -> None:
+        raise Forbidden(f"no right to put {key}")
+
+    def delete(self, key: str) -> None:
+        raise Forbidden(f"no right to delete {key}")
+
+
+def test_who_may_only_read_the_source_is_offered_a_deep_clone_and_can_make_one() -> None:
+    app, other = source_app(MemoryStore()), MemoryStore()
+    before = keys_of(app.store)  # type: ignore[arg-type]
+    app.store = ReadOnly(app.store)
+    with pytest.raises(Forbidden, match=r"the moment of flights cannot be pinned under .*no right to put") as refused:
+        deep(app, other, terms=Terms())
+    assert "--deep --to ROOT" in refused.value.hint
+    assert keys_of(other) == set()
+    deep(app, other)
+    assert keys_of(app.store._inner) == before  # type: ignore[arg-type]
+    assert apps.list_apps(other) == ("copy",)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "error", "words"),
+    [
+        ("a", "a", Usage, "--deep copies everything into another store root"),
+        ("a", "a/b", Refused, "a/b lies inside the root .*/a:"),
+        ("a/b", "a", Refused, "a/b lies inside the root .*/a:"),
+    ],
+)
+def test_a_root_inside_the_other_is_refused(
+    tmp_path: Path, source: str, target: str, error: type[Exception], words: str
+) -> None:
+    app = source_app(LocalStore(tmp_path / source))
+    with pytest.raises(error, match=words):
+        deep(app, LocalStore(tmp_path / target))
+
+
+def test_a_root_inside_an_app_of_a_third_root_is_refused(tmp_path: Path) -> None:
+    archive = LocalStore(tmp_path / "archive")
+    apps.create_app(archive, AppInfo("flights-2026", 1))
+    app = source_app(LocalStore(tmp_path / "production"))
+    for terms in (Terms(deep=True), Terms()):
+        with pytest.raises(
+            Refused, match="archive/flights-2026 lies inside the app 'flights-2026' of the root"
+        ) as said:
+            deep(app, LocalStore(tmp_path / "archive" / "flights-2026"), terms=terms)
+        assert said.value.hint == "choose a root beside that one"
+    assert [info.key for info in archive.list("")] == ["flights-2026/app.json"]

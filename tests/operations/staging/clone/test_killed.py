@@ -1,0 +1,170 @@
+"""A clone that is killed anywhere: it is there for nobody or whole, and the same call again finishes it."""
+
+from collections.abc import Callable
+
+import pytest
+from slackwater.errors import NotFound, Refused, SlackwaterError
+from slackwater.operations.maintenance.removal import Removal, remove_app
+from slackwater.operations.staging.clone import clone
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import list_snapshots
+from slackwater.store.versions import apps, history
+from slackwater.store.versions.manifest import AppInfo
+
+from tests.models.profiles import crash_points
+from tests.support.collecting import Killed, aging_app, fresh, keys_of, store_of
+from tests.support.histories import STAGES, FlightsApp, flights
+
+LATER_MS = 2_000_000_000_000
+
+
+def source_app() -> FlightsApp:
+    """An app with rows on the way, at the same moment each time."""
+    app = aging_app()
+    app.run(flights(20))
+    app.send(*flights(6))
+    app.step("legs")
+    return app
+
+
+def make(app: FlightsApp) -> None:
+    clone(app.store, "flights", "staging", channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms)
+
+
+def drop(app: FlightsApp) -> None:
+    def pause(seconds: float) -> None:
+        store_of(app).clock_ms += round(seconds * 1_000)
+
+    def outside(removal: Removal) -> None:
+        for topic in removal.topics:
+            app.kafka.topics.pop(topic, None)
+
+    remove_app(app.store, "staging", by="ada@host", now_ms=LATER_MS, pause=pause, outside=outside)
+
+
+def all_points() -> int:
+    """How many requests a clone makes of the store."""
+    app = source_app()
+    with store_of(app).requests() as made:
+        make(app)
+    return len(made)
+
+
+def killed_at(app: FlightsApp, point: int, verb: Callable[[FlightsApp], None]) -> bool:
+    """Whether the verb was killed before that request of its."""
+    try:
+        with store_of(app).death_after(point):
+            verb(app)
+    except Killed:
+        return True
+    return False
+
+
+def seen(app: FlightsApp, born: int = 0) -> str:
+    """What others see of the clone, whose stage `legs` was `born` with this version: nothing, or all of it.
+
+    Anything else fails.
+    """
+    store = fresh(app.store)
+    whole = "staging" in apps.list_apps(store)
+    for ref in (
+        "staging",
+        *(f"staging/{stage}" for stage in STAGES),
+        f"staging/legs@v{born or app.heads['legs'].version}",
+    ):
+        try:
+            stages = resolve(store, ref, now_ms=LATER_MS).stages.keys()
+        except (NotFound, Refused) as error:
+            said = error.message
+            assert not whole or "is a clone that was not finished" in said or "is being removed" in said
+        else:
+            assert whole
+            # A version of one stage is committed a moment before those of the stages below.
+            assert stages == {*STAGES} or "@" in ref
+    return "whole" if whole else "nothing"
+
+
+def test_killed_at_any_request_it_is_whole_or_not_there_and_nothing_is_left_pinned() -> None:
+    points, met = all_points(), set()
+    assert points >= 30
+    for point in crash_points(points):
+        app = source_app()
+        killed = killed_at(app, point, make)
+        assert killed == (point < points)
+        met.add(seen(app))
+        make(app)
+        assert seen(app) == "whole"
+        (pinned,) = list_snapshots(app.store, "flights")
+        origin = apps.read_app(app.store, "staging").origin
+        assert origin is not None
+        assert pinned.name == origin.snapshot
+        staging = FlightsApp(app.store, app.kafka, "staging", clock=app.clock)
+        for each in (app, staging):
+            each.step_all()
+        assert staging.state == app.state
+        drop(app)
+        assert list_snapshots(app.store, "flights") == ()
+        assert keys_of(store_of(app), "staging/") == {"staging/removed.json"}
+    assert met == {"nothing", "whole"}
+
+
+def test_half_a_clone_that_is_given_up_leaves_nothing_pinned_and_its_name_free() -> None:
+    for point in crash_points(all_points() - 1):
+        app = source_app()
+        killed_at(app, point, make)
+        try:
+            drop(app)
+        except NotFound:
+            # It was killed before it had begun. What it pinned, the next one of its name takes away.
+            make(app)
+            drop(app)
+        assert list_snapshots(app.store, "flights") == ()
+        assert keys_of(store_of(app), "staging/") == {"staging/removed.json"}
+        make(app)
+        assert seen(app) == "whole"
+
+
+def test_a_runner_and_a_clone_that_take_one_name_at_the_same_moment_never_both_have_it() -> None:
+    """Whoever looks last sees the other: the one, the other or none of them has it, and the next call succeeds."""
+    points, ended = all_points(), set()
+    for point in crash_points(points - 1):
+        app, other = source_app(), None
+
+        def begin(verb: str, key: str, app: FlightsApp = app) -> None:
+            nonlocal other, left
+            left -= 1
+            if left == 0:
+                store_of(app).before = lambda verb, key: None
+                try:
+                    other = apps.ensure_app(fresh(app.store), AppInfo("staging", 7))
+                except SlackwaterError as error:
+                    other = error
+
+        left = point + 1
+        store_of(app).before = begin
+        failed: SlackwaterError | None = None
+        try:
+            make(app)
+        except SlackwaterError as error:
+            failed = error
+        store_of(app).before = lambda verb, key: None
+        info = apps.find_app(app.store, "staging")
+        if info == AppInfo("staging", 7):
+            assert failed is not None
+            assert apps.find_cloning(app.store, "staging") is None
+            assert history.list_stages(fresh(app.store), "staging") == ()
+            ended.add("run")
+        else:
+            assert isinstance(other, Refused) or (other is not None and other == info)
+            assert failed is None
+            ended.add("clone")
+    assert ended == {"run", "clone"}
+
+
+def test_of_two_clones_of_a_name_one_is_made_and_the_other_hears_of_it() -> None:
+    app = source_app()
+    store_of(app).once("put_if_absent", "_cloning", lambda: make(app))
+    with pytest.raises(Refused, match=r"was begun by somebody else at the same moment|exists already"):
+        make(app)
+    assert seen(app) == "whole"
+    assert len(list_snapshots(app.store, "flights")) == 1

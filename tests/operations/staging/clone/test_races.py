@@ -1,0 +1,119 @@
+"""A clone, and at the same time the removal of the snapshot that it is made from."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from slackwater.errors import NotFound, SlackwaterError
+from slackwater.operations.staging.clone import clone
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import find_snapshot, list_snapshots
+from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.store.versions import apps
+
+from tests.support.collecting import AgingStore
+from tests.support.crowd import Crowd
+from tests.support.histories import FlightsApp, Kafka, flights
+
+
+class Racing(AgingStore):
+    """Two verbs at work. Each waits once, for so many seconds, before so many-th of its requests for snapshots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crowd = Crowd()
+        self.seen: Counter[str] = Counter()
+
+    def race(
+        self, verbs: dict[str, Callable[[], object]], waits: dict[str, tuple[int, float]]
+    ) -> dict[str, SlackwaterError | None]:
+        """What each verb ended with."""
+        ended: dict[str, SlackwaterError | None] = {}
+        running = ""
+
+        def job(name: str, verb: Callable[[], object]) -> Callable[[], None]:
+            def run() -> None:
+                nonlocal running
+                running = name
+                try:
+                    verb()
+                    ended[name] = None
+                except SlackwaterError as error:
+                    ended[name] = error
+
+            return run
+
+        def before(verb: str, key: str) -> None:
+            nonlocal running
+            name = running
+            if "/snapshots/" in key:
+                self.seen[name] += 1
+                number, seconds = waits[name]
+                if self.seen[name] == number:
+                    self.crowd.sleep(seconds)
+                    running = name
+
+        self.before = before
+        try:
+            self.crowd.run([job(name, verb) for name, verb in verbs.items()])
+        finally:
+            self.before = lambda verb, key: None
+        return ended
+
+
+def with_kept_records() -> tuple[FlightsApp, Racing]:
+    """An app with a snapshot `good` that keeps records in flight."""
+    store = Racing()
+    app = FlightsApp(store, Kafka())
+    app.run(flights(20))
+    app.send(*flights(6))
+    app.step("legs")
+    kept = pin(store, resolve(store, "flights", now_ms=0), "good", reader=app.kafka)
+    assert kept.object_keys
+    return app, store
+
+
+def make(app: FlightsApp, source: str = "flights@good") -> None:
+    clone(app.store, source, "staging", topics={}, channels=app.kafka, by="test", now_ms=app.clock.now_ms)
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_whatever_comes_first_no_snapshot_names_records_that_are_gone(number: int) -> None:
+    clones = removals = 0
+    for other in range(1, 9):
+        app, store = with_kept_records()
+        verbs = {"clone": lambda app=app: make(app), "remove": lambda store=store: remove(store, "flights", "good")}
+        ended = store.race(verbs, {"clone": (number, 1.0), "remove": (other, 2.0)})
+        left = list_snapshots(store, "flights")
+        for snapshot in left:
+            for key in snapshot.object_keys:
+                store.get(key)
+        assert ended["remove"] is None
+        if ended["clone"] is None:
+            clones += 1
+            (pinned,) = left
+            assert pinned.object_keys, "it has what the snapshot had kept"
+            assert apps.read_app(store, "staging").origin is not None
+        else:
+            removals += 1
+            assert isinstance(ended["clone"], NotFound)
+            assert left == ()
+            with pytest.raises(NotFound):
+                apps.read_app(store, "staging")
+    assert clones + removals == 8
+
+
+def test_a_pin_that_keeps_less_than_the_snapshot_does_is_not_taken_over() -> None:
+    app, store = with_kept_records()
+    # An earlier call for the same versions, without the snapshot's name, ended behind its pin.
+    bare = pin(store, resolve(store, "flights", now_ms=0), "clone-staging", "clone", clone="staging")
+    assert bare.channels == ()
+    make(app)
+    good = find_snapshot(store, "flights", "good")
+    assert good is not None
+    origin = apps.read_app(store, "staging").origin
+    assert origin is not None
+    pinned = find_snapshot(store, "flights", origin.snapshot)
+    assert pinned is not None
+    assert (pinned.name, pinned.channels) == ("clone-staging-2", good.channels)

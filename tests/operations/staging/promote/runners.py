@@ -1,0 +1,338 @@
+"""Runners of apps with sinks, without Spark: what they claim, commit and publish is as a runner does it, step by step.
+
+An app has two stages: `numbers` passes the records of a topic on, through a channel, and `alerts` gives them to a sink,
+each as `FOLDER:NUMBER`. A step may be followed by any other one's, and by the end of the runner. With `timed`, `alerts`
+keeps each until it falls due by the clock (`due_ms`).
+"""
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import slackwater as sw
+from msgspec.structs import replace
+from pyspark.sql.types import BinaryType, StructField, StructType
+from slackwater.common import instants
+from slackwater.pipeline.batch.committer import Committed, Committer, PendingVersion, PromotedMeanwhile
+from slackwater.pipeline.batch.schemas import Shape
+from slackwater.pipeline.kafka.channels import group_of
+from slackwater.pipeline.kafka.messages import of_attempts, rows_of, send, split
+from slackwater.pipeline.kafka.protocol import Broken, Kafka, Overtaken, TransactionSettings
+from slackwater.pipeline.messages import outgoing
+from slackwater.pipeline.publish.core import Backlog, Publisher
+from slackwater.pipeline.publish.targets import Book, ToTopic
+from slackwater.pipeline.run.claim import Claimer
+from slackwater.pipeline.source.planner import admit
+from slackwater.pipeline.source.wake import PlannerFiles, RequestWatch
+from slackwater.snapshot.change.switch import settled
+from slackwater.snapshot.cut.moments import heads_of
+from slackwater.snapshot.cut.stored import notify
+from slackwater.snapshot.status.lag import RUNNERS, Beat
+from slackwater.state.event_time import due_after
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions import apps, commit, history
+from slackwater.store.versions.manifest import AppInfo, EventTime, Input, Manifest, Sink
+from ulid import ULID
+
+STAGES = ("numbers", "alerts")
+_ROWS = StructType([StructField("body", BinaryType())])
+_SHAPE = Shape({}, {"passed": _ROWS}, (), None, None)
+
+
+def program(name: str, topic: str, out: str) -> sw.App:
+    """The app; its functions are never called."""
+    app = sw.App(name)
+    passed = sw.repartition("passed", key=["body"], partitions=1)
+    app.stage(reads=sw.topic(topic), writes=passed, name="numbers")(lambda raw: raw)
+    app.stage(reads="passed", writes=sw.sink(out, value="body"), name="alerts")(lambda rows: rows)
+    return app
+
+
+@dataclass(slots=True)
+class _Published:
+    """The publisher of a sink, as its thread drives it."""
+
+    book: Book
+    publisher: Publisher
+    backlog: Backlog
+    opened: bool = False
+    again: bool = False
+
+
+@dataclass
+class Runner:
+    """One runner of an app. Its methods raise what ends a runner."""
+
+    store: ObjectStore
+    kafka: Kafka
+    declared: sw.App
+    chance: Random
+    clock: Callable[[], float]
+    ahead: int = 0
+    """As `max_unflushed`: so many versions may be acknowledged and not committed; then they are by another thread."""
+    timed: bool = False
+    slow_s: float = 0.0
+    """How long a batch takes from its begin to its end, by `clock`."""
+    folder: str = ""
+    committers: dict[str, Committer] = field(default_factory=dict)
+    _failures: list[BaseException] = field(default_factory=list)
+    _pending: dict[str, PendingVersion] = field(default_factory=dict)
+    _began: dict[str, float] = field(default_factory=dict)
+    _published: dict[tuple[str, int], _Published] = field(default_factory=dict)
+    _files: Path | None = None
+
+    def start(self) -> Iterator[None]:
+        """Take the app over, in parts: between two of them anything may happen."""
+        store, name = self.store, self.declared.name
+        self.folder = apps.folder_of(store, name)
+        declared = program(self.folder, *self.declared.topics, self.declared.stages["alerts"].sinks[0].name)
+        app = dataclasses.replace(declared, file=self.declared.file)
+        info = apps.ensure_app(store, AppInfo(self.folder, 1))
+        heads = heads_of(store, self.folder, history.list_stages(store, self.folder)).values()
+        promotion = settled(store, heads, by="runner", now_ms=1, claims=STAGES) if heads else None
+        yield
+        claimer = Claimer(store, self.kafka, app, {}, str(ULID()), f"runner:{self.folder}", accept_loss=False)
+        number = promotion.number if promotion is not None else 0
+        claimer = dataclasses.replace(claimer, publishes=apps.publishes(store, info, promotion), promotion=number)
+        claimer.create_channels(app.in_order())
+        for stage in app.in_order():
+            claimed = claimer.claim(stage, _SHAPE, instants.now_ms())
+            committer = Committer(store, claimed, max_unflushed=self.ahead, failed=self._failures.append)
+            self.committers[stage.name] = committer
+            yield
+        notify(store, self.folder)
+        self.give_sign_of_life()
+        self._files = Path(tempfile.mkdtemp())
+        self._planners = PlannerFiles(self._files)
+        self._watch = RequestWatch(store, self.folder, self._planners, clock=self.clock)
+        self._info = info
+
+    def give_sign_of_life(self) -> None:
+        """What a runner does every quarter of a minute. It is left behind by one that is killed."""
+        heads = {stage: each.head for stage, each in self.committers.items()}
+        writer, epochs = heads["numbers"].writer, {stage: head.epoch for stage, head in heads.items()}
+        RUNNERS.put(self.store, Beat(writer, f"runner:{self.folder}", epochs), self.folder)
+
+    def stop(self) -> None:
+        """End in order."""
+        RUNNERS.remove(self.store, self.committers["numbers"].head.writer, self.folder)
+        self.close()
+
+    def close(self) -> None:
+        """Nothing more is done."""
+        for committer in self.committers.values():
+            committer.close()
+        if self._files is not None:
+            shutil.rmtree(self._files)
+
+    @property
+    def held(self) -> bool:
+        """Whether the app is held at offsets."""
+        return self._watch.held
+
+    def look(self) -> None:
+        """Look for what is asked of it, and for what others committed; a stage that cannot commit ends it."""
+        if self._failures:
+            raise self._failures[0]
+        if self._watch.look(busy=True):
+            for committer in self.committers.values():
+                committer.refresh()
+
+    def begin(self, stage: str, most: int = 1_000) -> None:
+        """Compute a batch on what is there, unless one is computed."""
+        if stage in self._pending:
+            return
+        base = self.committers[stage].tip
+        made = self._numbers(base, most) if stage == "numbers" else self._alerts(base)
+        if made is not None:
+            made = replace(made, duration_ms=round(self.slow_s * 1_000))
+            self._began[stage] = self.clock()
+            self._pending[stage] = PendingVersion(base, made, (), 0.0, lambda _done: None)
+
+    def end(self, stage: str) -> None:
+        """Commit the batch that was computed."""
+        if self.clock() - self._began.get(stage, 0.0) < self.slow_s:
+            return
+        if (change := self._pending.pop(stage, None)) is not None:
+
+            def tell(done: Committed) -> None:
+                for each in list(self._published.values()) if stage == "alerts" else ():
+                    each.backlog.offer(done.manifest)
+
+            try:
+                self.committers[stage].submit(dataclasses.replace(change, on_commit=tell))
+            except PromotedMeanwhile:
+                if self.ahead:  # what follows it is lost with it: the stage ends
+                    raise
+                self.committers[stage].refresh()
+
+    def publish(self) -> bool:
+        """A step of the publisher, if the sink may be published; whether it did anything."""
+        head = self.committers["alerts"].head
+        for name, sink in head.sinks.items():
+            one = self._published.get((name, sink.since)) or self._publisher(head, name)
+            self._published = {(name, sink.since): one}
+            if not one.book.decided():
+                return False
+            try:
+                if one.again:
+                    one.book.check_epoch()
+                if not one.opened:
+                    one.publisher.open()
+                    one.opened, one.again = True, False
+                    return True
+                moved = one.publisher.step()
+            except (Overtaken, Broken):
+                one.opened, one.again = False, True
+                return True
+            if one.publisher.place != one.book.noted and self.chance.random() < 0.7:
+                one.book.note(one.publisher.place)
+                return True
+            return moved or one.publisher.place != one.book.noted
+        return False
+
+    def step(self) -> None:
+        """Anything that a runner does."""
+        what = self.chance.choice(("look", "begin", "end", "publish", "publish"))
+        if what in ("begin", "end"):
+            stage = self.chance.choice(STAGES)
+            self.begin(stage, self.chance.choice((1, 3, 1_000))) if what == "begin" else self.end(stage)
+        else:
+            self.look() if what == "look" else self.publish()
+
+    def _publisher(self, head: Manifest, name: str) -> _Published:
+        book = Book(self.store, head, name)
+        settings = TransactionSettings(
+            f"slackwater-{head.app}-{head.stage}-{name}",
+            group_of(head.app, head.stage),
+            book.sink.topic,
+            (apps.publishes(self.store, self._info, head.promotion) or {}).get(name, name),
+            patience_s=30,
+        )
+        backlog = Backlog(name, lambda version: history.after(self.store, head.app, head.stage, version))
+        backlog.offer(head)
+        target = ToTopic(self.kafka.transactions(settings), book, self._info.created_ms)
+
+        return _Published(book, Publisher(book.title, backlog, target, partial(self._read, book.sink.topic)), backlog)
+
+    def _numbers(self, base: Manifest, most: int) -> Manifest | None:
+        ((name, at),) = base.inputs.items()
+        ends, bounds = self.kafka.offsets(at.topic)[1], self._planners.bounds(at.topic)
+        if bounds is not None:
+            ends = tuple(map(min, ends, bounds + at.offsets[len(bounds) :]))
+        ends = admit(at.offsets, ends, most)
+        rows = [
+            message.value() or b""
+            for partition, (start, end) in enumerate(zip(at.offsets, ends, strict=True))
+            for messages in self.kafka.read(at.topic, partition, start, end, patience_s=30)
+            for message in messages
+        ]
+        if not rows:
+            return None
+        output = base.outputs["passed"]
+        attempt, end = self._send(output.topic, pa.table({"body": pa.array(rows, pa.binary())}))
+        sent = replace(output, ends=(end,), sent=(output.sent[0] + len(rows),), attempts=(attempt,), rows=len(rows))
+        return replace(_draft(base), inputs={name: replace(at, offsets=ends, rows=len(rows))}, outputs={"passed": sent})
+
+    def _alerts(self, base: Manifest) -> Manifest | None:
+        at, read, rows, now_ms = base.inputs["passed"], base.inputs, list[bytes](), round(self.clock() * 1_000)
+        times = due_after(base.event_time, "clock", self._planners.clock_ms(now_ms)) if self.timed else None
+        new = list(history.after(self.store, base.app, "numbers", at.version))
+        if any(each.outputs["passed"].rows for each in new):
+            last = new[-1].outputs["passed"]
+            rows = self._passed(base.app, at, last.ends)
+            count = sum(last.sent) - sum(at.consumed)
+            now = replace(at, offsets=last.ends, version=new[-1].version, consumed=last.sent, rows=count)
+            read = {"passed": now}
+        elif times is None or not times.pending:
+            return None
+        event_time = base.event_time
+        if times is not None:
+            assert times.until_ms is not None
+            waiting = self._waiting(base)
+            kept = {row: max(due_ms(row), times.until_ms + 1) for row in rows}
+            rows = [row for row, at_ms in waiting.items() if at_ms <= times.until_ms]
+            kept |= {row: at_ms for row, at_ms in waiting.items() if at_ms > times.until_ms}
+            next_ms = min(kept.values(), default=None)
+            event_time = EventTime(due_ms=times.until_ms, next_due_ms=next_ms, by_clock=True)
+        draft = _draft(base)
+        sinks = {name: self._give(sink, base.app, rows) if rows else sink for name, sink in draft.sinks.items()}
+        return replace(draft, inputs=read, sinks=sinks, event_time=event_time)
+
+    def _waiting(self, head: Manifest) -> dict[bytes, int]:
+        """The rows of `alerts` that have not fallen due, with the time when they do; none waits as an app is cloned."""
+        kept: dict[bytes, int] = {}
+        first = history.first_version(self.store, head.app, "alerts")
+        at = history.read(self.store, head.app, "alerts", first).inputs["passed"]
+        for each in history.between(self.store, head.app, "alerts", first, head.version):
+            if each.kind == "batch":
+                times = each.event_time
+                assert times is not None
+                assert times.due_ms is not None
+                kept = {row: at_ms for row, at_ms in kept.items() if at_ms > times.due_ms}
+                rows = self._passed(head.app, at, each.inputs["passed"].offsets)
+                kept |= {row: max(due_ms(row), times.due_ms + 1) for row in rows}
+                at = each.inputs["passed"]
+        return kept
+
+    def _passed(self, app: str, at: Input, ends: tuple[int, ...]) -> list[bytes]:
+        """What `numbers` has sent up to these offsets since `alerts` stood there."""
+        new = history.after(self.store, app, "numbers", at.version)
+        attempts = frozenset(one for each in new for one in each.outputs["passed"].attempts)
+        parts = (part for _, part in self._read(at.topic, at.offsets[0], ends[0], attempts))
+        return [row for part in parts for row in part["body"].to_pylist()]
+
+    def _give(self, sink: Sink, app: str, rows: list[bytes]) -> Sink:
+        table = pa.table({"body": pa.array([app.encode() + b":" + row for row in rows], pa.binary())})
+        mine = outgoing.records(table, self.declared.stages["alerts"].sinks[0].encoding, 30)  # type: ignore[arg-type]
+        attempt, end = self._send(sink.topic, mine)
+        return replace(sink, end=end, attempts=(attempt,), rows=len(rows), sent=sink.sent + len(rows))
+
+    def _send(self, topic: str, rows: pa.Table) -> tuple[str, int]:
+        """Rows as a task's messages; its attempt, and the offset behind them."""
+        attempt, messages = str(ULID()), list(split(rows, np.zeros(len(rows), np.int32)))
+        return attempt, send(self.kafka, topic, messages, attempt.encode(), patience_s=30)[0]
+
+    def _read(self, topic: str, start: int, end: int, attempts: frozenset[str]) -> Iterator[tuple[int, pa.Table]]:
+        for messages in self.kafka.read(topic, 0, start, end, patience_s=30):
+            for message in of_attempts(messages, attempts):
+                yield message.offset() + 1, rows_of(message)
+
+
+def due_ms(row: bytes) -> int:
+    """When a row falls due: of some the time has passed as they come."""
+    return 700 * int(row) % 20_000
+
+
+def _draft(base: Manifest) -> Manifest:
+    return commit.successor(
+        base, kind="batch", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=instants.now_ms()
+    )
+
+
+def until_idle(runner: Runner, steps: int = 10_000) -> None:
+    """Let a runner do all that there is to do."""
+    for _ in range(steps):
+        runner.look()
+        before = {stage: each.head.version for stage, each in runner.committers.items()}
+        for stage in STAGES:
+            runner.begin(stage)
+            runner.end(stage)
+            runner.committers[stage].drain(30)
+        if not runner.publish() and before == {stage: each.head.version for stage, each in runner.committers.items()}:
+            return
+    raise AssertionError("it never has nothing to do")
+
+
+def started(runner: Runner) -> Runner:
+    """A runner that was started without anything in between."""
+    for _ in runner.start():
+        pass
+    return runner

@@ -1,0 +1,65 @@
+"""A trial that is killed anywhere: its clones are there for nobody or whole, and the same call again leaves nothing."""
+
+from contextlib import ExitStack, nullcontext
+
+from slackwater.operations.staging.clone_plan import Terms
+from slackwater.operations.staging.trial import ScratchClone
+from slackwater.snapshot.cut.graph import Cut
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import list_snapshots
+from slackwater.store.versions import apps
+
+from tests.models.profiles import crash_points
+from tests.operations.staging.clone.test_killed import killed_at, seen, source_app
+from tests.support.collecting import fresh, keys_of, store_of
+from tests.support.histories import FlightsApp, flights
+
+
+def began_app() -> tuple[FlightsApp, Cut]:
+    """An app that has read on since a moment at which rows were on the way, at the same times each time."""
+    app = source_app()
+    start = resolve(app.store, "flights", now_ms=app.clock.now_ms)
+    app.run(flights(10))
+    return app, start
+
+
+def trial(app: FlightsApp, start: Cut) -> None:
+    """What a trial does, with programs that need no Spark: the new one and the old work off what the app has read."""
+    store = fresh(app.store)
+    with ExitStack() as stack:
+        made = []
+        for name in ("staging", "staging-before"):
+
+            def outside(name: str = name) -> None:
+                for topic in [topic for topic in app.kafka.topics if topic.startswith(f"{name}-by-")]:
+                    del app.kafka.topics[topic]
+
+            # By words that name another moment meanwhile.
+            args = store, "flights", start, name, Terms(), app.kafka, "ada@host", outside, lambda: None
+            stack.enter_context(ScratchClone(*args).there(nullcontext))
+            made.append(FlightsApp(store, app.kafka, name, clock=app.clock))
+            began, at = (each["legs"].inputs["flights"].offsets for each in (made[-1].heads, start.stages))
+            assert began == at
+            made[-1].step_all()
+        assert made[0].state == made[1].state == app.state
+
+
+def test_killed_at_any_request_no_half_made_app_is_there_and_the_next_call_leaves_nothing() -> None:
+    with store_of((begun := began_app())[0]).requests() as requests:
+        trial(*begun)
+    assert len(requests) >= 30
+    met = set[str]()
+    for point in crash_points(len(requests)):
+        app, start = began_app()
+        objects, topics = keys_of(store_of(app)), {*app.kafka.topics}
+        killed = killed_at(app, point, lambda app, start=start: trial(app, start))
+        assert killed == (point < len(requests))
+        met.add(seen(app, start.stages["legs"].version))
+        # Whoever looks at the app meanwhile sees it as it was.
+        assert resolve(app.store, "flights", now_ms=app.clock.now_ms).stages == app.heads
+        trial(app, start)
+        assert seen(app) == "nothing"
+        assert apps.list_apps(app.store) == ("flights",)
+        assert list_snapshots(app.store, "flights") == ()
+        assert (keys_of(store_of(app)), {*app.kafka.topics}) == (objects, topics)
+    assert met == {"nothing", "whole"}

@@ -1,0 +1,140 @@
+"""What is wrong with a trial that can be told before Spark starts, and how much there is to read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from slackwater.client.show import trials
+from slackwater.client.show.render.markdown import render
+from slackwater.client.show.report import Mask
+from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
+from slackwater.operations.staging.clone import clone
+from slackwater.operations.staging.trial import Trial
+from slackwater.operations.staging.trial_plan import Release, TrialPlan, check_reached, in_all_to_read, make_plan
+from slackwater.snapshot.cut.graph import Cut
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.diff.moments import new_tables
+from slackwater.snapshot.take import audit_log
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import history
+
+from tests.support.histories import FlightsApp, Kafka, flights
+
+PROGRAM = """
+import slackwater as sw
+
+app = sw.App("flights")
+legs, by_carrier = sw.repartition("by-aircraft", key="tail"), sw.repartition("by-carrier", key="carrier")
+state = sw.aggregate(flights=sw.count(), delay=sw.sum("delay"))
+app.stage(reads=sw.topic("flights"), writes=legs, name="legs")(lambda rows: rows)
+app.stage(reads=legs, writes=by_carrier, state=state, name="{aircraft}")(lambda rows: rows)
+app.stage(reads=by_carrier, state=state, name="carriers")(lambda rows: rows)
+app.stage(reads=by_carrier, state=state, name="late")(lambda rows: rows)
+"""
+
+
+@pytest.fixture
+def app() -> FlightsApp:
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(20))
+    return app
+
+
+def planned(app: FlightsApp, folder: Path, aircraft: str = "aircraft", **more: Any) -> TrialPlan:
+    code = folder / "new.py"
+    code.write_text(PROGRAM.format(aircraft=aircraft))
+    release = {"app": "flights", "code": str(code), "start": "flights/aircraft@v2", "end": "flights"} | more
+    return make_plan(app.store, Release(**release))
+
+
+def test_a_plan_has_what_runs_and_where_it_ends(app: FlightsApp, tmp_path: Path) -> None:
+    plan = planned(app, tmp_path, allow=("FROM carriers WHERE after_delay = 0", "FROM late"))
+    assert plan.ends == {"flights": (8, 12)}
+    assert (plan.new_stages, plan.old) == (("legs", "aircraft", "carriers", "late"), None)
+    assert planned(app, tmp_path, only=("aircraft",)).new_stages == ("legs", "aircraft")
+
+
+def test_where_stages_stand_apart_the_furthest_of_each_partition_is_the_end(app: FlightsApp, tmp_path: Path) -> None:
+    head = app.heads["legs"]
+    mine = replace(head.inputs["flights"], offsets=(9, 11))
+    app.commit(replace(head, version=head.version + 1, inputs={"flights": mine, "again": head.inputs["flights"]}))
+    with pytest.raises(Refused, match="records are on the way"):
+        planned(app, tmp_path)
+    old = tmp_path / "old.py"
+    old.write_text(PROGRAM.format(aircraft="planes"))
+    plan = planned(app, tmp_path, before=str(old), only=("aircraft",), stages={"planes": "aircraft"})
+    assert plan.ends == {"flights": (9, 12)}
+    assert plan.old_stages == ("legs", "planes")
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "words"),
+    [
+        ({"only": ("carrier",)}, NotFound, "no stage of app 'flights' named 'carrier'; the nearest: carriers"),
+        ({"keep": "staging"}, Refused, "app 'staging' exists already: --keep takes a name that no app has"),
+        ({"keep": "No Name"}, Usage, "app name 'No Name' is not usable"),
+        ({"allow": ("FROM carrier",)}, Usage, "over those of one table, of .*carriers.*; it names none of them"),
+        ({"allow": ("FROM carriers WHERE after_worst > 1",)}, NotFound, "no column named 'after_worst'"),
+        ({"allow": ("FROM planes",), "stages": {"other": "planes"}}, Usage, "it names none of them"),
+        ({"end": "flights/aircraft@v2"}, Usage, "is not after"),
+    ],
+)
+def test_what_is_wrong_is_told_by_the_names_of_the_app(
+    app: FlightsApp, tmp_path: Path, more: dict[str, Any], error: type[SlackwaterError], words: str
+) -> None:
+    clone(app.store, "flights", "staging", channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms)
+    with pytest.raises(error, match=words):
+        planned(app, tmp_path, **more)
+
+
+def test_names_that_a_release_gives_are_known_to_its_queries(app: FlightsApp, tmp_path: Path) -> None:
+    more = {"aircraft": "planes", "stages": {"aircraft": "planes"}}
+    planned(app, tmp_path, **more, allow=("FROM planes WHERE before_delay > 0",))
+    with pytest.raises(NotFound, match="no column named 'before_minutes'"):
+        planned(app, tmp_path, **more, allow=("FROM planes WHERE before_minutes > 0",))
+    planned(app, tmp_path, **more, renames={"delay": "minutes"}, allow=("FROM planes WHERE before_minutes > 0",))
+
+
+def test_what_there_is_to_read_is_counted_and_what_is_left_of_it_is_an_error(app: FlightsApp) -> None:
+    cut = resolve(app.store, "flights", now_ms=0)
+    assert in_all_to_read(cut, {"legs"}, {"flights": (10, 12, 3)}) == 5
+    assert in_all_to_read(cut, {"legs"}, {"others": (9,)}) is None
+    assert in_all_to_read(cut, {"legs", "new"}, {"flights": (10, 12)}) is None
+    check_reached(cut, app.heads, {"flights": (8, 12)}, "the program")
+    # Of stages that were not tried nothing is asked.
+    check_reached(cut, {"carriers"}, {"flights": (9, 12)}, "the program")
+    with pytest.raises(Refused, match=r"the program ended before .*; left: 1 of flights"):
+        check_reached(cut, app.heads, {"flights": (9, 12)}, "the program")
+
+
+def test_a_query_that_could_not_say_is_told_beside_the_result(app: FlightsApp) -> None:
+    cut = resolve(app.store, "flights", now_ms=0)
+    found = Trial("flights", cut, cut, (), (), (), 20, 1.0, False, (), not_allowed=("no column named 'x' (FROM legs)",))
+    shown = trials.trial(found, "new.py", show_values=False)
+    assert shown.failed
+    assert isinstance(shown.data, dict)
+    assert (shown.data["same"], shown.data["not_allowed"]) == (True, found.not_allowed)
+    assert "no column named 'x'" in shown.notes[0]
+    assert "no column named" in render(trials.page(found, "new.py", Mask(False)))
+
+
+def test_a_table_that_only_the_changed_program_has_is_told_and_is_no_difference(app: FlightsApp) -> None:
+    cut = resolve(app.store, "flights", now_ms=0)
+    found = Trial("flights", cut, cut, (), (), (), 20, 1.0, False, (), new_tables={"routes": 7})
+    shown = trials.trial(found, "new.py", show_values=False)
+    assert not shown.failed
+    assert "new table routes, of about 7 rows: not compared" in shown.blocks
+    assert isinstance(shown.data, dict)
+    assert (shown.data["same"], shown.data["new_tables"]) == (True, {"routes": 7})
+    assert "Not compared: new table routes, of about 7 rows" in render(trials.page(found, "new.py", Mask(False)))
+    older = Cut(cut.app, {name: each for name, each in cut.stages.items() if name != "carriers"})
+    assert new_tables(older, cut).keys() == {"carriers"}
+    assert new_tables(cut, older) == {}
+
+
+def test_a_clone_that_goes_again_leaves_no_word_with_its_source(app: FlightsApp) -> None:
+    clone(app.store, "flights", "t", channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms, noted=False)
+    assert audit_log.list_operations(app.store, "flights") == ()
+    assert [each.verb for each in audit_log.list_operations(app.store, "t")] == ["clone"]
+    assert history.list_stages(app.store, "t")

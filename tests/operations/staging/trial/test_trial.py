@@ -1,0 +1,179 @@
+"""A release tried on an app's own input: what comes out different is named, exactly; the app is as it was."""
+
+import json
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import slackwater as sw
+from pyspark.sql import SparkSession
+from slackwater.errors import Refused, Usage
+from slackwater.operations.staging.sample import Sample, sampled, up_to
+from slackwater.pipeline.batch.schemas import shapes
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.run.program import load_app
+from slackwater.store.objects.open import open_store
+from slackwater.store.sst.key_share import KeyShare
+from slackwater.store.versions import apps
+
+from tests.support.running import SLACKWATER, TWO_STAGES, Ledger
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+PROGRAM = """
+import slackwater as sw
+from pyspark.sql import functions as F
+
+app = sw.App("till")
+
+@app.stage(reads=sw.topic("{topic}"), key="account", state=sw.aggregate(n=sw.count(), total=sw.sum("amount")),
+           writes=sw.sink("{sink}", key="account"))
+def accounts(raw):
+    entry = F.from_json(F.col("value").cast("string"), "seq long, account string, branch int, amount long")
+    rows = raw.select(entry.alias("e")).select("e.*")
+    return rows.withColumn("amount", {amount})
+"""
+
+
+@dataclass(frozen=True)
+class Till:
+    """An app that has read since its snapshot `monday`, its program, and one that doubles what two accounts paid."""
+
+    ledger: Ledger
+    sink: str
+    old: Path
+    new: Path
+
+    def words(self, code: Path) -> tuple[str, ...]:
+        return ("trial", "till", "--code", str(code), "--from", "till@monday", "--show-values", "--json")
+
+    def tried(self, code: Path, *words: str) -> tuple[int, dict[str, Any]]:
+        done = self.ledger.slackwater(*self.words(code), *words, check=False)
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    def objects(self) -> list[str]:
+        """All of the app that is stored, with the log of what was done to it."""
+        return sorted(info.key for info in open_store(self.ledger.store).list("till/"))
+
+
+@pytest.fixture
+def till(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Till:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    ledger = Ledger(kafka.bootstrap, tmp_path, app="till")
+    sink = f"{ledger.topic}-sink"
+    ledger.kafka.create_topics({sink: 1})
+    old, new = tmp_path / "old.py", tmp_path / "new.py"
+    old.write_text(PROGRAM.format(topic=ledger.topic, sink=sink, amount="F.col('amount')"))
+    doubled = "F.when(F.col('account').isin('a1', 'a2'), 2 * F.col('amount')).otherwise(F.col('amount'))"
+    new.write_text(PROGRAM.format(topic=ledger.topic, sink=sink, amount=doubled))
+    ledger.program = old
+    ledger.send(1_000)
+    ledger.catch_up()
+    ledger.slackwater("snapshot", "take", "till", "monday", "--instant")
+    ledger.send(1_000)
+    ledger.catch_up()
+    return Till(ledger, sink, old, new)
+
+
+def test_it_names_the_rows_that_differ_and_leaves_nothing(till: Till) -> None:
+    ledger, old, new = till.ledger, till.old, till.new
+    before, topics = till.objects(), ledger.kafka.partition_counts()
+
+    report = ledger.folder / "trial.md"
+    code, data = till.tried(new, "--before", str(old), "--md", str(report))
+    (table,) = data["tables"]
+    assert {row["key"]["account"] for row in table["rows"]} == {"a1", "a2"}
+    assert (code, data["same"], data["records"], data["beside"]) == (1, False, 1_000, True)
+    (sent,) = data["sinks"]
+    assert sent["added"] == sent["removed"] > 0
+    assert "till: accounts, " in report.read_text()
+    # A difference that is meant is none, nor is a column that is new. A query that turns out to be none is told, too.
+    added = new.with_name("added.py")
+    added.write_text(new.read_text().replace("n=sw.count()", 'number=sw.count(), low=sw.min("amount")'))
+    meant, wrong = (f"FROM accounts WHERE before_{name} = after_{name}" for name in ("number", "n"))
+    code, data = till.tried(added, "--rename", "n=number", "--allow", meant, "--allow", wrong)
+    assert (code, data["same"], data["tables"][0]["changed"], data["unknown_sinks"]) == (1, True, 0, [till.sink])
+    assert (data["tables"][0]["unlike"], len(data["migrated"])) == (["column n is called number after"], 2)
+    (told_late,) = data["not_allowed"]
+    assert told_late.endswith(f"({wrong})")
+    # Who stops it, by whichever signal, hears of no difference.
+    app = sw.open(ledger.store, kafka=ledger.bootstrap).app("till")
+    for number, at in ((signal.SIGINT, "starting stage"), (signal.SIGTERM, "claiming")):
+        told: list[str] = []
+
+        def stop(doing: str, at: str = at, number: int = number, told: list[str] = told) -> None:
+            told.append(doing)
+            if doing.startswith(at):
+                os.kill(os.getpid(), number)
+
+        with pytest.raises(KeyboardInterrupt):
+            # The same moment by another name.
+            app.trial(new, start="till/accounts@v2", on_progress=stop)
+        assert "comparing" not in told
+    assert till.objects() == before
+    assert apps.list_apps(open_store(ledger.store)) == ("till",)
+    assert ledger.kafka.partition_counts() == topics
+
+
+def test_records_on_the_way_ask_for_the_program_of_before(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    ledger = Ledger(kafka.bootstrap, tmp_path)
+    ledger.send(300)
+    ledger.catch_up(*TWO_STAGES[1::2])
+    start = f"{ledger.app}/accounts@v2"
+    ledger.send(300)
+    ledger.catch_up("entries")
+    app = sw.open(ledger.store, kafka=ledger.bootstrap).app(ledger.app)
+    with pytest.raises(Refused, match="records are on the way between the stages"):
+        app.trial(ledger.program, start=start)
+
+
+@pytest.mark.ci  # two more trials, each with two runs
+def test_the_same_program_gives_the_same_and_a_share_of_keys_what_differs_of_them(till: Till) -> None:
+    assert till.tried(till.old, "--before", str(till.old))[0] == 0
+    _, data = till.tried(till.new, "--keys", "50%", "--before", str(till.old))
+    assert {row["key"]["account"] for row in data["tables"][0]["rows"]} <= {"a1", "a2"}
+
+
+@pytest.mark.ci  # each kill is a JVM; what is left of one is dropped by the call of before each trial above
+@pytest.mark.parametrize("at", ["claiming", "starting stage", "read 1,000 of 1,000 records", "comparing"])
+def test_killed_it_begins_anew_and_nothing_stays_pinned(till: Till, at: str) -> None:
+    before, environment = till.objects(), till.ledger.environment()
+    command = [str(SLACKWATER), *till.words(till.new)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if at in line.decode():
+                break
+        for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+    store = open_store(till.ledger.store)
+    assert till.ledger.slackwater(*till.words(till.new), check=False).returncode == 1
+    assert till.objects() == before
+    assert apps.list_apps(store) == ("till",)
+
+
+def test_a_share_of_keys_is_refused_where_a_stage_mixes_them(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    ledger = Ledger(kafka.bootstrap, tmp_path)
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    app = load_app(str(ledger.program), name=ledger.app)
+    known, stages = shapes(app, spark), up_to(app, ())
+    with pytest.raises(Refused, match=r"stage 'branches' has the key \(branch\), of which it would get some"):
+        sampled(app, known, stages, Sample.of("1%"))
+    some = up_to(app, ["latest"])
+    assert some == ("entries", "latest")
+    assert sampled(app, known, some, Sample.of("1%"))[1] == {"latest": KeyShare(("account",), 100)}
+    for wrong in ("1", "0%", "101%", "a%"):
+        with pytest.raises(Usage, match="expected a share of all keys"):
+            Sample.of(wrong)

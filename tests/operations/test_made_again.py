@@ -1,0 +1,175 @@
+"""What is kept of an app knows which topics its offsets are of, wherever these go."""
+
+import pytest
+from slackwater.errors import AnotherTopic, NotFound, Refused, Unavailable
+from slackwater.operations.staging.clone import clone
+from slackwater.snapshot.cut.moments import newest_cut, stages_of
+from slackwater.snapshot.query.log import entries
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.verify.verify import Report, verify
+from slackwater.state.topics import TopicState
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import history
+from slackwater.store.versions.manifest import Manifest
+
+from tests.operations.repair.test_reset import set_back
+from tests.operations.repair.test_rewind import assert_whole, rewound, tables
+from tests.support.histories import FlightsApp, Kafka, flights
+
+
+@pytest.fixture
+def app() -> FlightsApp:
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(40))
+    pin(app.store, newest_cut(app.store, app.name, stages_of(app.store, app.name)), "then", by="ada@host")
+    return app
+
+
+def legs(app: FlightsApp, name: str = "flights") -> Manifest:
+    head = history.head(app.store, name, "legs")
+    assert head is not None
+    return head
+
+
+def looked(app: FlightsApp, ref: str = "flights", kafka: object = None) -> Report:
+    return verify(app.store, ref, now_ms=2_000_000_000_000, topics=kafka or app.kafka)  # type: ignore[arg-type]
+
+
+def make_again(app: FlightsApp, topic: str = "flights", partitions: int = 2) -> None:
+    """Delete a topic and make it again, with nothing in it."""
+    kafka = app.kafka
+    kafka.topics[topic], kafka.ids[topic] = [[] for _ in range(partitions)], f"{kafka.topic_id(topic)}+"
+
+
+def made_again(app: FlightsApp, topic: str = "flights", *, feeds: int = 12) -> tuple[str, str]:
+    before = app.kafka.topic_id(topic)
+    make_again(app, topic)
+    app.kafka.send(topic, flights(feeds)) if feeds else None
+    return before, app.kafka.topic_id(topic)
+
+
+def test_verify_looks_at_every_topic(app: FlightsApp) -> None:
+    found = looked(app)
+    (topics,) = (each for each in found.checks if each.check == "topics")
+    # One that is read, and each of two channels from both of its sides.
+    assert (found.differences, topics.checked) == ((), 5)
+    assert not any(each.check == "topics" for each in verify(app.store, "flights", now_ms=2_000_000_000_000).checks)
+
+
+def test_an_app_whose_topic_was_made_again_is_not_consistent_until_it_goes_on_with_it(app: FlightsApp) -> None:
+    former, now = made_again(app)
+    (wrong,) = looked(app).differences
+    assert wrong.check == "topics"
+    assert f"read another topic than is there now: topic 'flights' was deleted and made again: {'it was the one'}" in (
+        wrong.message
+    )
+    assert all(each in wrong.message for each in (former, now))
+    set_back(app, to_earliest=True)
+    assert looked(app).differences == ()
+    # What was read before it cannot be read again, and that is said.
+    at_then = looked(app, "flights@then")
+    assert at_then.differences == ()
+    assert [note for note in at_then.not_reread if f"cannot be read once more: topic 'flights' {'was'}" in note]
+
+
+def test_a_topic_that_is_gone_is_a_difference_and_a_kafka_that_is_away_is_none(app: FlightsApp) -> None:
+    class Away:
+        def state(self, topic: str, /) -> TopicState | None:
+            raise Unavailable(f"no answer about {topic}")
+
+    away = looked(app, kafka=Away())
+    assert away.differences == ()
+    assert away.not_reread[-1].startswith("whether topics are still those that were read was not looked at: no answer")
+    del app.kafka.topics["flights"]
+    assert "topic 'flights', which does not exist any more" in looked(app).differences[0].message
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 4])
+def test_a_reset_goes_on_with_the_topic_that_is_there_now_and_says_so(app: FlightsApp, partitions: int) -> None:
+    stood = legs(app).inputs["flights"]
+    make_again(app, "flights", partitions)
+    done = set_back(app, to_earliest=True)
+    (moved,) = done.stages
+    (said,) = moved.made_again
+    assert said.startswith(f"topic 'flights' was deleted and made again: it was the one of id {stood.topic_id}")
+    at = legs(app).inputs["flights"]
+    assert (at.offsets, at.topic_id) == ((0,) * partitions, app.kafka.topic_id("flights"))
+    assert (at.resets[-1].starts, at.resets[-1].topic_id) == (stood.offsets, stood.topic_id)
+    assert (moved.read_again, moved.skipped) == (0, 0)
+    assert_whole(app)
+    # The log shows each partition of both topics, and there may be more of one than of the other.
+    (reset,) = (entry.reset for entry in entries(app.store, "flights", stage="legs") if entry.reset)
+    assert len(reset) == max(len(stood.offsets), partitions)
+
+
+def test_nothing_of_the_new_topic_is_missed_after_a_reset(app: FlightsApp) -> None:
+    made_again(app, feeds=12)
+    set_back(app, to_earliest=True)
+    app.step_all()
+    assert sum(number for number, _, _ in tables(app)["aircraft"].values()) == 40 + 12
+    assert_whole(app)
+
+
+def test_a_restored_topic_is_taken_for_the_same_by_a_shift_by_nothing(app: FlightsApp) -> None:
+    stood, had = legs(app).inputs["flights"], app.kafka.topics["flights"]
+    make_again(app)
+    app.kafka.topics["flights"] = had
+    done = set_back(app, shift_by=0)
+    assert len(done.stages) == 1
+    at = legs(app).inputs["flights"]
+    assert (at.offsets, at.topic_id) == (stood.offsets, app.kafka.topic_id("flights"))
+    assert_whole(app)
+
+
+def test_some_partitions_of_a_topic_that_was_made_again_are_not_reset_alone(app: FlightsApp) -> None:
+    made_again(app)
+    with pytest.raises(Refused, match="was deleted and made again") as no:
+        set_back(app, "flights:0", to_earliest=True)
+    assert no.value.hint == "reset all of its partitions: --topic flights"
+    with pytest.raises(Refused, match=r"would be read from \d+, and Kafka has 0\.\.\d+.* Topic 'flights' was deleted"):
+        set_back(app, shift_by=0)
+
+
+def test_a_rewind_and_a_clone_find_out_that_a_topic_is_another_one_than_was_read_then(
+    app: FlightsApp, cache: SstCache
+) -> None:
+    app.run(flights(10))
+    made_again(app, feeds=80)
+    for ref in ("flights@then", "flights"):
+        with pytest.raises(AnotherTopic, match="'flights' is another one than was read then"):
+            clone(app.store, ref, "staging", channels=app.kafka, by="ada@host")
+    with pytest.raises(AnotherTopic, match="'flights' is another one than was read then"):
+        rewound(app, cache, "flights@then")
+    set_back(app, to_earliest=True)
+    with pytest.raises(AnotherTopic):
+        rewound(app, cache, "flights@then")
+
+
+def test_a_clone_has_the_ids_of_its_own_topics(app: FlightsApp) -> None:
+    app.kafka.send("mirror", flights(40))
+    clone(app.store, "flights", "same", channels=app.kafka, by="ada@host")
+    clone(app.store, "flights", "other", topics={"flights": "mirror"}, channels=app.kafka, by="ada@host")
+    read = {name: legs(app, name).inputs["flights"].topic_id for name in ("flights", "same", "other")}
+    assert read == {
+        "flights": app.kafka.topic_id("flights"),
+        "same": app.kafka.topic_id("flights"),
+        "other": app.kafka.topic_id("mirror"),
+    }
+    for stage in ("legs", "aircraft", "carriers"):
+        head = history.head(app.store, "same", stage)
+        assert head is not None
+        for each in (*head.inputs.values(), *head.outputs.values()):
+            assert each.topic_id == app.kafka.topic_id(each.topic)
+    # One that is said to be another may have the same name: a mirror in another Kafka.
+    made_again(app, feeds=80)
+    clone(app.store, "flights", "mirrored", topics={"flights": "flights"}, channels=app.kafka, by="ada@host")
+    assert legs(app, "mirrored").inputs["flights"].topic_id == app.kafka.topic_id("flights")
+
+
+def test_records_in_flight_of_a_channel_that_was_made_again_are_not_copied(app: FlightsApp) -> None:
+    app.send(*flights(8))
+    app.step("legs")
+    make_again(app, "flights-by-aircraft-repartition")
+    with pytest.raises((AnotherTopic, NotFound), match="another one than was read then"):
+        clone(app.store, "flights", "staging", channels=app.kafka, by="ada@host")

@@ -1,0 +1,147 @@
+"""What a claim refuses or says of a changed program, before Kafka is asked anything."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+import slackwater as sw
+from msgspec import structs
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from slackwater.errors import Refused
+from slackwater.operations.exchange.first_version import check_takes_rows
+from slackwater.pipeline.batch.schemas import Shape
+from slackwater.pipeline.run.claim import Claimer, agreed, check_declared
+from slackwater.state.kinds.due import Final
+from slackwater.state.kinds.processor import Processor
+from slackwater.state.kinds.session import Sessions
+from slackwater.state.kinds.state_variables import Variable
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.sst.arrow_types import from_arrow
+from slackwater.store.versions.commit import commit
+from slackwater.store.versions.manifest import Column, EventTime, Input, Manifest, Table
+
+from tests.support.stages import Stage
+
+
+def same(rows: DataFrame) -> DataFrame:
+    return rows
+
+
+def claimer(app: sw.App, store: MemoryStore) -> Claimer:
+    return Claimer(store, {}, app, {}, "w", "test", accept_loss=False)
+
+
+def test_a_channel_whose_name_is_a_topic_now_is_no_stage_under_another_name() -> None:
+    store = MemoryStore()
+    at = {"by-n": Input("app-by-n-repartition", (0,), "legs", consumed=(0,))}
+    commit(store, Manifest("app", "counts", 1, 1, "w", 1, "claim", at))
+
+    topic = sw.App("app")
+    topic.stage(reads=sw.topic("by-n"), writes=sw.repartition("on", "n"), name="counts")(same)
+    with pytest.raises(Refused, match=r"'by-n' is a topic from outside the app now, .* by its stage 'legs'") as refused:
+        claimer(topic, store).check(topic.stages["counts"])
+    assert "--rename-stage" not in refused.value.hint
+
+    commit(store, Manifest("app", "totals", 1, 1, "w", 1, "claim", {"by-n": Input("by-n", (7,))}))
+    channel = sw.App("app")
+    channel.stage(reads=sw.topic("t"), writes=sw.repartition("by-n", "n"), name="legs")(same)
+    channel.stage(reads="by-n", writes=sw.repartition("on", "n"), name="totals")(same)
+    with pytest.raises(Refused, match=r"'by-n' is written by its stage 'legs' now, and was a topic from outside the"):
+        claimer(channel, store).check(channel.stages["totals"])
+
+    renamed = sw.App("app")
+    renamed.stage(reads=sw.topic("t"), writes=sw.repartition("by-n", "n"), name="hops")(same)
+    renamed.stage(reads="by-n", writes=sw.repartition("on", "n"), name="counts")(same)
+    with pytest.raises(Refused, match="is written by 'hops' now, and was by 'legs'") as refused:
+        claimer(renamed, store).check(renamed.stages["counts"])
+    assert "--rename-stage legs=hops" in refused.value.hint
+
+
+def test_a_table_of_sessions_is_that_of_the_key_that_has_them() -> None:
+    session = pa.struct([("start", pa.timestamp("us", "UTC")), ("end", pa.timestamp("us", "UTC"))])
+    state = Final(sw.aggregate(n=sw.count()))
+    kept = Sessions(state, "visit")
+    bound = kept.bind([pa.schema([("user", pa.string()), ("visit", session)])], ("visit", "user"))
+    values = tuple(Column(field.name, from_arrow(field.type)) for field in bound.values)
+    stored = Table((Column("user", "string"),), values, 2, kept.stored)
+    head = Manifest("app", "stage", 1, 1, "w", 1, "claim", {}, table=stored)
+    app, once = sw.App("app"), sw.event_time(emits="final")
+
+    def agreed_on(name: str, key: list[str], declared: Table) -> Table | None:
+        over = sw.repartition(name, "user")
+        app.stage(reads=sw.topic("t"), writes=over, key=key, state=state.state, event_time=once, name=name)(same)
+        return agreed(app, app.stages[name], declared, head)
+
+    compacted = structs.replace(stored, partitions=5, compaction=sw.leveled())
+    assert agreed_on("a", ["visit", "user"], compacted) == structs.replace(compacted, partitions=2)
+    windows = structs.replace(
+        stored, state=state.stored, key=(Column("visit", from_arrow(session)), *stored.key), values=values[1:]
+    )
+    for name, key, said, way in (
+        ("b", ["visit", "user"], "state is", "give the changed stage a new name"),
+        ("c", ["user"], "state is", "give the changed stage a new name"),
+        ("d", ["hour", "user"], r"are \(hour, user\), but the stored state has \(user, visit\)", "only names changed"),
+    ):
+        with pytest.raises(Refused, match=said) as refused:
+            agreed_on(name, key, windows)
+        assert way in refused.value.hint
+
+
+class Count(StatefulProcessor):
+    """Names its columns as DDL, which only Spark reads."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: object, rows: object, timerValues: object) -> Iterator[Row]:  # noqa: N802, N803
+        yield from ()
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_class_that_ran_before_goes_on_without_spark_until_its_rows_are_known() -> None:
+    kind = Processor("None", {"count": Variable("value")})
+    stored = Table((Column("user", "string"),), (Column("count", "struct<n: int64>"),), 2, kind.stored)
+    store, ends = MemoryStore(), {"t": Input("t", (7,))}
+    commit(store, Manifest("app", "counts", 1, 1, "w", 1, "claim", ends, table=stored))
+
+    def program(time_mode: str) -> sw.App:
+        app = sw.App("app")
+        state = sw.processor(Count(), "user string, n long", time_mode=time_mode)
+        app.stage(reads=sw.topic("t"), key="user", state=state, name="counts")(same)
+        return app
+
+    check_declared((app := program("None")), app.stages["counts"], stored, with_spark=False)
+    other = program("EventTime")
+    with pytest.raises(Refused, match=r"state is processor\(time_mode=EventTime\), but was stored as processor\(time"):
+        claimer(other, store).check(other.stages["counts"])
+
+
+def test_no_table_begins_with_rows_from_elsewhere_that_would_wait_for_others() -> None:
+    for kind, what in (
+        (sw.join("a", "b", within="1 hour"), "rows that wait for a join"),
+        (Sessions(Final(sw.aggregate(n=sw.count())), "visit"), "sessions that are open"),
+    ):
+        with pytest.raises(Refused, match=f"the table of stage shop/till has {what}") as refused:
+            check_takes_rows("shop/till", kind)
+        assert "starting_timestamp" in refused.value.hint
+    check_takes_rows("shop/till", sw.aggregate(n=sw.count()))
+
+
+@pytest.mark.parametrize(
+    ("late_by", "event_time", "told"),
+    [(("hour",), None, True), ((), None, False), (("hour",), EventTime(5), False)],
+    ids=["closes now", "closes none", "closed some"],
+)
+def test_a_stage_that_begins_to_close_windows_over_rows_that_it_has_says_so(
+    late_by: tuple[str, ...], event_time: EventTime | None, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = Stage()
+    head = structs.replace(stored.put({(1,): (2, "x")}), event_time=event_time)
+    app = sw.App("app")
+    app.stage(reads=sw.topic("t"), key=["k"], state=sw.aggregate(n=sw.count()), name="stage")(same)
+    shape = Shape({}, {}, ("k",), head.table, None, late_by=late_by)
+    claimer(app, stored.store).check_shape(app.stages["stage"], shape, head, {})
+    assert ("stage app/stage knew no event time, and closes windows now" in caplog.text) == told

@@ -1,0 +1,327 @@
+"""Claiming a stage one of whose topics was deleted and made again: who was there, who is there, and the ways on."""
+
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+import slackwater as sw
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from pyspark.sql import DataFrame
+from pyspark.sql.types import LongType, StructField, StructType
+from slackwater.errors import AnotherTopic, Refused
+from slackwater.pipeline.batch.schemas import Shape
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.protocol import Record
+from slackwater.pipeline.run.claim import Claimer
+from slackwater.snapshot.verify.version_chain import differences
+from slackwater.state.records import ranges, stretches
+from slackwater.state.topics import NOT_KNOWN, TopicState, are_two, id_of_epochs, is_younger, why_another
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions.apps import ensure_app
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.manifest import AppInfo, Manifest, Reset
+
+SHAPE = Shape({}, {"by-n": StructType([StructField("n", LongType())])}, (), None, None)
+LATER_MS = 4_102_444_800_000
+"""A time that no record of these tests has."""
+
+
+class World:
+    """An app of two stages, `sends` and `reads`, of which the first reads a user's topic."""
+
+    def __init__(self, kafka: MemoryKafka, partitions: int = 2) -> None:
+        self.kafka, self.store = kafka, MemoryStore()
+        self.app = sw.App(f"a{uuid4().hex[:8]}")
+        self.events = f"events-{self.app.name}"
+        self.channel = f"{self.app.name}-by-n-repartition"
+        kafka.create_topics({self.events: partitions})
+
+        @self.app.stage(
+            reads=sw.topic(self.events), writes=sw.repartition("by-n", key=["n"], partitions=2), name="sends"
+        )
+        def sends(rows: DataFrame) -> DataFrame:
+            return rows
+
+        self.sends = self.app.stages["sends"]
+        self.reads = self.app.stages["reads"] = replace(self.sends, name="reads", reads=("by-n",), writes=())
+        self.refusing = Claimer(self.store, kafka, self.app, {}, "w", "test", accept_loss=False)
+        self.accepting = replace(self.refusing, accept_loss=True)
+        ensure_app(self.store, AppInfo(self.app.name, 1))
+        self.refusing.create_channels((self.sends,))
+        self.heads = {stage: self.refusing.claim(self.app.stages[stage], SHAPE, 1) for stage in ("sends", "reads")}
+
+    def feed(self, *counts: int, time_ms: int | None = None) -> None:
+        records = [
+            Record(b"x", partition, time_ms=time_ms) for partition, count in enumerate(counts) for _ in range(count)
+        ]
+        self.kafka.send(self.events, records, patience_s=30)
+
+    def batch(self, stage: str, now_ms: int = 10, **changes: object) -> Manifest:
+        """Commit a batch of a stage as these fields say it."""
+        head = self.heads[stage]
+        draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=now_ms)
+        self.heads[stage] = made = structs.replace(draft, **changes)
+        commit(self.store, made)
+        return made
+
+    def read_all(self, now_ms: int = 10) -> Manifest:
+        """Have the first stage read all that is there."""
+        at, ends = self.heads["sends"].inputs[self.events], self.kafka.offsets(self.events)[1]
+        after = structs.replace(at, offsets=ends, rows=sum(ends) - sum(at.offsets))
+        return self.batch("sends", now_ms, inputs={self.events: after})
+
+    def send(self, *counts: int) -> Manifest:
+        """Have the first stage send so many messages of one row each."""
+        output = self.heads["sends"].outputs["by-n"]
+        records = [Record(b"x", partition) for partition, count in enumerate(counts) for _ in range(count)]
+        ends = self.kafka.send(self.channel, records, patience_s=30)
+        sent = tuple(had + more for had, more in zip(output.sent, counts, strict=True))
+        after = structs.replace(
+            output,
+            ends=tuple(ends.get(partition, end) for partition, end in enumerate(output.ends)),
+            sent=sent,
+            rows=sum(counts),
+            attempts=("a",),
+        )
+        return self.batch("sends", outputs={"by-n": after})
+
+    def make_again(self, topic: str, partitions: int) -> tuple[str, str]:
+        """Delete a topic and make it anew; its ids before and now."""
+        before = self.kafka.topic_id(topic)
+        self.kafka.delete_topics([topic])
+        self.kafka.create_topics({topic: partitions})
+        return before, self.kafka.topic_id(topic)
+
+    def claim(self, stage: str) -> Manifest:
+        """Claim it with `--accept-loss`: a version that follows from the one before, as `verify` has it."""
+        before = self.heads[stage]
+        self.heads[stage] = made = self.accepting.claim(self.app.stages[stage], SHAPE, 100)
+        assert tuple(differences(before, made)) == ()
+        return made
+
+
+@pytest.fixture
+def world(memory_kafka: MemoryKafka) -> World:
+    return World(memory_kafka)
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 4])
+@pytest.mark.parametrize("count", [0, 2, 12])
+def test_a_users_topic_that_was_made_again_stops_its_stage_and_is_read_from_its_beginning_if_that_is_accepted(
+    world: World, partitions: int, count: int
+) -> None:
+    world.feed(5, 3)
+    world.read_all()
+    former, now = world.make_again(world.events, partitions)
+    world.feed(*[count] * partitions)
+    with pytest.raises(AnotherTopic) as no:
+        world.refusing.check(world.sends)
+    said, hint = no.value.message, no.value.hint
+    holds = ", ".join(f"{world.events}[{each}] 0..{count}" for each in range(partitions)) if count else "no records"
+    assert f"it was the one of id {former} with 2 partitions, read up to {world.events}[0]@5" in said
+    assert f"now it is the one of id {now} with {partitions} partition" in said
+    assert said.endswith(f"and holds {holds}")
+    assert f"slackwater reset {world.app.name} --topic {world.events} --to-earliest" in hint
+    assert "--accept-loss" in hint
+
+    world.accepting.check(world.sends)
+    claimed = world.claim("sends")
+    at = claimed.inputs[world.events]
+    assert (at.offsets, at.topic_id) == ((0,) * partitions, now)
+    assert at.resets == (Reset(claimed.version, (5, 3), (0,) * partitions, former),)
+    assert list(stretches(None, at)) == [((), (5, 3)), ((0,) * partitions, (0,) * partitions)]
+    assert list(stretches(None, at, former=False)) == [((0,) * partitions, (0,) * partitions)]
+    # From here on it is the one that it reads.
+    assert world.refusing.claim(world.sends, SHAPE, 200).inputs[world.events] == at
+
+
+def test_a_topic_that_got_partitions_is_the_same(world: World) -> None:
+    world.feed(5, 3)
+    world.read_all()
+    world.kafka.add_partitions(world.events, 4)
+    assert world.refusing.claim(world.sends, SHAPE, 100).inputs[world.events].offsets == (5, 3, 0, 0)
+
+
+def test_rows_on_their_way_go_with_a_repartition_topic_and_only_these(world: World) -> None:
+    world.send(4, 2)
+    output = world.heads["sends"].outputs["by-n"]
+    at = structs.replace(
+        world.heads["reads"].inputs["by-n"],
+        offsets=output.ends,
+        consumed=output.sent,
+        version=world.heads["sends"].version,
+        rows=6,
+    )
+    world.batch("reads", inputs={"by-n": at})
+    world.send(1, 0)
+    former, now = world.make_again(world.channel, 2)
+    for stage in (world.sends, world.reads):
+        with pytest.raises(AnotherTopic, match=f"id {former} .* it is the one of id {now}") as no:
+            world.refusing.check(stage)
+        assert "run the app with --accept-loss" in no.value.hint
+        assert f"slackwater clone {world.app.name}@SNAPSHOT NAME" in no.value.hint
+        world.accepting.check(stage)
+    # Who reads it can only begin where its writer has begun.
+    with pytest.raises(AnotherTopic, match="'sends' writes it, and has to begin on it") as alone:
+        world.accepting.claim(world.reads, SHAPE, 100)
+    assert "run 'sends', too" in alone.value.hint
+    sender = world.claim("sends").outputs["by-n"]
+    assert (sender.ends, sender.sent, sender.topic_id) == ((0, 0), (5, 2), now)
+    world.send(2, 2)
+    reader = world.claim("reads")
+    known, lost = reader.inputs["by-n"], reader.lost["by-n"]
+    assert (known.offsets, known.version, known.topic_id) == ((0, 0), world.heads["sends"].version - 1, now)
+    assert (known.consumed, known.lost, lost.rows) == ((4, 2), (1, 0), (1, 0))
+    assert world.refusing.claim(world.reads, SHAPE, 200).inputs["by-n"] == known
+
+
+def test_nothing_is_lost_where_nothing_was_on_its_way(world: World) -> None:
+    world.send(4, 2)
+    output = world.heads["sends"].outputs["by-n"]
+    at = structs.replace(
+        world.heads["reads"].inputs["by-n"],
+        offsets=output.ends,
+        consumed=output.sent,
+        version=world.heads["sends"].version,
+        rows=6,
+    )
+    world.batch("reads", inputs={"by-n": at})
+    world.make_again(world.channel, 2)
+    world.claim("sends")
+    reader = world.claim("reads")
+    assert (reader.lost, reader.inputs["by-n"].lost) == ({}, ())
+
+
+def test_a_repartition_topic_with_fewer_partitions_cannot_be_gone_on_with(world: World) -> None:
+    world.send(1, 1)
+    world.make_again(world.channel, 1)
+    with pytest.raises(AnotherTopic, match=r"with 2 partitions, .* with 1 partition"):
+        world.accepting.check(world.sends)
+
+
+def test_a_repartition_topic_that_is_not_there_any_more_is_told_before_it_is_made(world: World) -> None:
+    world.send(1, 1)
+    world.kafka.delete_topics([world.channel])
+    with pytest.raises(AnotherTopic, match="was deleted"):
+        world.refusing.check(world.sends)
+    assert world.channel not in world.kafka.partition_counts()
+
+
+class TestWithoutIds:
+    """Brokers from before topics had ids."""
+
+    @pytest.fixture(autouse=True)
+    def _without_ids(self, memory_kafka: MemoryKafka) -> None:
+        memory_kafka.gives_ids = False
+
+    def test_leader_epochs_tell_that_a_topic_was_made_again(self, world: World) -> None:
+        world.feed(5, 3)
+        world.kafka.elect(world.events)
+        world.heads["sends"] = world.refusing.claim(world.sends, SHAPE, 5)
+        world.read_all(now_ms=LATER_MS)
+        world.kafka.elect(world.events)
+        world.refusing.check(world.sends)
+        world.make_again(world.events, 2)
+        world.feed(12, 12)
+        with pytest.raises(AnotherTopic, match=r"leader epochs 1,1 with .* leader epochs 0,0"):
+            world.refusing.check(world.sends)
+
+    def test_the_times_of_records_tell_it_too(self, world: World) -> None:
+        world.feed(5, 3, time_ms=5)
+        world.read_all(now_ms=10)
+        world.refusing.check(world.sends)
+        world.make_again(world.events, 2)
+        world.feed(12, 12, time_ms=20)
+        with pytest.raises(AnotherTopic, match=r"none of before 1970-01-01T00:00:00\.010Z, when the stage had read it"):
+            world.refusing.check(world.sends)
+        world.accepting.check(world.sends)
+        claimed = world.claim("sends").inputs[world.events]
+        assert (claimed.offsets, claimed.resets[-1].topic_id) == ((0, 0), "~0,0")
+
+    def test_times_that_are_still_to_come_tell_nothing(self, world: World) -> None:
+        world.feed(5, 3, time_ms=LATER_MS)
+        world.read_all()
+        world.refusing.check(world.sends)
+
+    def test_what_is_not_known_is_said(self, world: World, caplog: pytest.LogCaptureFixture) -> None:
+        world.refusing.check_shape(world.sends, SHAPE, *world.refusing.check(world.sends))
+        assert f"whether {world.events} stays the topic that was read is known from its offsets" in caplog.text
+
+
+def test_a_topic_that_lost_its_last_records_is_not_called_another(world: World) -> None:
+    world.feed(5, 3)
+    world.read_all()
+    log = world.kafka._topics[world.events][0].log  # an unclean election of a leader
+    del log[3:]
+    with pytest.raises(Refused, match=r"\[0\] 3\.\.5 .* It is the same topic, by its id: Kafka has lost") as no:
+        world.accepting.check(world.sends)
+    assert not isinstance(no.value, AnotherTopic)
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("feed"), st.integers(1, 9)),
+        st.tuples(st.just("make again"), st.integers(1, 3)),
+        st.sampled_from([("read", 0), ("start", 0)]),
+    ),
+    max_size=25,
+)
+
+
+@given(OPERATIONS)
+def test_of_each_topic_of_a_name_records_are_read_in_order_from_the_first_and_none_for_another(
+    operations: list[tuple[str, int]],
+) -> None:
+    world = World(MemoryKafka("memory://law"))
+    fed = {world.kafka.topic_id(world.events): [0, 0]}
+    read: dict[str, dict[int, int]] = {}
+    for what, number in operations:
+        now = world.kafka.topic_id(world.events)
+        is_same = world.heads["sends"].inputs[world.events].topic_id == now
+        if what == "feed":
+            partition = number % len(fed[now])
+            world.feed(*[number if each == partition else 0 for each in range(len(fed[now]))])
+            fed[now][partition] += number
+        elif what == "make again":
+            fed[world.make_again(world.events, number)[1]] = [0] * number
+        elif what == "read" and is_same:
+            before, after = world.heads["sends"].inputs[world.events], world.read_all().inputs[world.events]
+            for part in ranges(before.offsets, after.offsets):
+                assert part.first == read.setdefault(now, {}).get(part.partition, 0)
+                read[now][part.partition] = part.last
+            assert read.get(now, {}) == {each: count for each, count in enumerate(fed[now]) if count}
+        elif what == "start":
+            if not is_same:
+                with pytest.raises(AnotherTopic, match=f"it is the one of id {now}"):
+                    world.refusing.check(world.sends)
+            world.claim("sends")
+            assert world.heads["sends"].inputs[world.events].topic_id == now
+
+
+OFFSETS = st.lists(st.integers(0, 9), min_size=1, max_size=4).map(tuple)
+
+
+@given(OFFSETS, OFFSETS)
+def test_epochs_that_did_not_fall_are_of_one_topic(before: tuple[int, ...], more: tuple[int, ...]) -> None:
+    after = tuple(a + b for a, b in zip(before, more + (0,) * len(before), strict=False)) + more[len(before) :]
+    assert not are_two(id_of_epochs(before), id_of_epochs(after))
+    assert are_two(id_of_epochs(after), id_of_epochs(before)) == (
+        len(before) < len(after) or any(a > b for a, b in zip(after, before, strict=True))
+    )
+
+
+@given(OFFSETS, OFFSETS, st.sampled_from(["", "x", "y", "~1,2", NOT_KNOWN]))
+def test_a_topic_is_another_if_its_id_says_so_or_it_ends_too_early_and_no_id_says_it_is_the_same(
+    read: tuple[int, ...], ends: tuple[int, ...], kept: str
+) -> None:
+    now = TopicState((0,) * len(ends), ends, "x")
+    too_short = len(ends) < len(read) or any(at > end for at, end in zip(read, ends, strict=False))
+    expected = kept in ("y", NOT_KNOWN) or (too_short and kept != "x")
+    assert bool(why_another("t", kept, read, now)) == expected
+
+
+def test_no_record_before_where_it_was_read_says_nothing() -> None:
+    assert not is_younger((5,), TopicState((5,), (9,)), (5,), (-1,))
+    assert is_younger((5,), TopicState((0,), (9,)), (0,), (-1,))

@@ -1,0 +1,173 @@
+"""The classes of a cause that the store alone tells, and what a verdict says where it turned more than once."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from slackwater.client.show.verdict import notes, sentence
+from slackwater.snapshot.bisect.absences import absence, untouched
+from slackwater.snapshot.bisect.causes import CLASSES, Cause, CauseKind, unknown
+from slackwater.snapshot.bisect.deploys import change_before, guess
+from slackwater.snapshot.bisect.predicate import Where
+from slackwater.snapshot.bisect.search import bisect
+from slackwater.snapshot.bisect.verdict import Address, Verdict
+from slackwater.snapshot.query.sql import Bounds
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import history
+from slackwater.store.versions.manifest import Manifest, Program
+
+from tests.models.profiles import scaled
+from tests.support.histories import Flight, FlightsApp, Kafka
+
+NEGATIVE = "SELECT carrier FROM carriers WHERE delay < 0"
+SILENT = "SELECT carrier, flights FROM carriers WHERE flights < (SELECT max(flights) FROM carriers) - 5"
+AT = Address("flights", 1, 7)
+
+
+class Deployed(FlightsApp):
+    """The app, with a program in its manifests that a test may change."""
+
+    def __init__(self) -> None:
+        self.program = Program("v1.py", "1" * 32)
+        super().__init__(MemoryStore(), Kafka())
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        return super().commit(replace(manifest, program=self.program))
+
+    def at_birth(self, draft: Manifest) -> Manifest:
+        return replace(super().at_birth(draft), program=self.program)
+
+    def deploy(self, number: int) -> None:
+        self.program = Program(f"v{number}.py", str(number) * 32)
+        for stage in ("legs", "aircraft", "carriers"):
+            self.claim(stage)
+
+    def batches(self, *delays: int, carrier: str = "C0") -> None:
+        for delay in delays:
+            self.send(Flight("N1", carrier, delay))
+            self.step_all()
+
+
+def found(app: FlightsApp, cache: SstCache, where: str, **how: str) -> Verdict:
+    return bisect(app.store, cache, app.name, where, **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [kind for kind, of in CLASSES.items() if not of.names_record])
+def test_a_class_whose_fault_is_no_records_names_none(kind: CauseKind) -> None:
+    for named in ({"record": AT}, {"records": (AT,)}):
+        with pytest.raises(ValueError, match="names no record"):
+            Cause(kind, proved=True, sentence="it", **named)  # type: ignore[arg-type]
+    assert Cause(kind, proved=True, sentence="it").record is None
+
+
+def test_evidence_is_what_the_class_says() -> None:
+    with pytest.raises(ValueError, match="has evidence 'moon'"):
+        Cause("time", proved=True, sentence="it", evidence={"moon": 1})
+    assert unknown("nobody looked").evidence == {"reason": "nobody looked"}
+
+
+def test_a_key_that_the_bad_commit_did_not_write_is_told_with_its_last_version(cache: SstCache) -> None:
+    app = Deployed()
+    app.batches(1, 2, carrier="quiet")
+    last = app.heads["carriers"].version
+    app.batches(*range(20))
+    verdict = found(app, cache, SILENT)
+    of = untouched(app.store, cache, verdict)
+    assert of is not None
+    assert of.keys.to_pylist() == [{"carrier": "quiet"}]
+    cause = absence(app.store, verdict, of, proved=True, how="")
+    assert (cause.kind, cause.record, cause.records) == ("absence", None, ())
+    assert cause.evidence["since"]["version"] == last
+    offsets = history.read(app.store, app.name, "legs", verdict.bad.stages["legs"].version).inputs["flights"].offsets
+    read_to = cause.evidence["read_to"]
+    # The bad commit may not have read all that the app had by then.
+    assert {f"flights[{partition}]" for partition in range(len(offsets))} == set(read_to)
+    assert all(read_to[f"flights[{partition}]"] <= end for partition, end in enumerate(offsets))
+
+
+def test_a_key_that_the_bad_commit_wrote_is_not_absent(cache: SstCache) -> None:
+    app = Deployed()
+    app.batches(1, 2, -9)
+    assert untouched(app.store, cache, found(app, cache, NEGATIVE)) is None
+
+
+def test_the_first_batch_of_a_new_program_is_a_guess_that_names_the_file_to_add(cache: SstCache) -> None:
+    app = Deployed()
+    app.batches(1, 2, 3)
+    app.deploy(2)
+    claimed = app.heads["carriers"].version
+    app.batches(-90)
+    cause = guess(app.store, found(app, cache, NEGATIVE))
+    assert cause is not None
+    assert (cause.kind, cause.proved, cause.record) == ("deploy", False, None)
+    assert cause.evidence["stage"] == "carriers"
+    assert cause.evidence["version"] == claimed
+    assert cause.evidence["from"] == {"path": "v1.py", "checksum": "1" * 32}
+    assert cause.evidence["to"] == {"path": "v2.py", "checksum": "2" * 32}
+    assert cause.evidence["add"] == "v1.py"
+    assert "--code v1.py" in cause.sentence
+
+
+def test_a_later_batch_of_a_new_program_is_no_guess_and_its_change_is_known(cache: SstCache) -> None:
+    app = Deployed()
+    app.batches(1, 2, 3)
+    app.deploy(2)
+    claimed = app.heads["carriers"].version
+    app.batches(*[5] * 60, -900)
+    verdict = found(app, cache, NEGATIVE)
+    assert guess(app.store, verdict) is None
+    change = change_before(app.store, verdict.bad.stages["carriers"])
+    assert change is not None
+    assert (change.version, change.last, change.before.path, change.after.path) == (claimed, 4, "v1.py", "v2.py")
+
+
+def test_a_program_that_never_changed_is_no_deploy(cache: SstCache) -> None:
+    app = Deployed()
+    app.batches(1, 2, 3)
+    app.claim("carriers")
+    app.batches(-90)
+    verdict = found(app, cache, NEGATIVE)
+    assert change_before(app.store, verdict.bad.stages["carriers"]) is None
+    assert guess(app.store, verdict) is None
+
+
+@settings(scaled(6), suppress_health_check=list(HealthCheck))
+@given(delays=st.lists(st.sampled_from([-3, 3]), min_size=3, max_size=12), edge=st.sampled_from(["", "first", "last"]))
+def test_a_commit_is_called_the_first_where_none_was_bad_before(cache: SstCache, delays: list[int], edge: str) -> None:
+    app, total, sums = Deployed(), 0, []
+    for delay in (3, *delays, -1_000):
+        app.batches(delay)
+        total += delay
+        sums.append(total)
+    turns = [at + 2 for at in range(1, len(sums)) if sums[at] < 0 <= sums[at - 1]]
+    verdict = found(app, cache, NEGATIVE, edge=edge)
+    said = sentence(verdict)
+    assert verdict.bad_version in turns
+    if edge:
+        assert verdict.bad_version == turns[0 if edge == "first" else -1]
+    assert said.endswith("is the first bad commit of flights") == (verdict.bad_version == turns[0])
+    if verdict.bad_version != turns[0]:
+        assert "one of the commits at which flights went bad: it was bad before, at flights/carriers@v" in said
+    assert any("turned more than once" in note for note in notes(verdict)) == (len(turns) > 1)
+
+
+def test_what_is_assumed_is_said_where_nothing_counts_all_changes(cache: SstCache) -> None:
+    app = Deployed()
+    app.batches(*range(1, 40), -5_000)
+    over_all = "SELECT sum(delay) AS wrong FROM carriers HAVING sum(delay) < 0"
+    verdict = found(app, cache, over_all)
+    assert not verdict.looked
+    assert sentence(verdict).endswith("is the first bad commit of flights, assuming that it went from good to bad once")
+    short = Deployed()
+    short.batches(3, -9)
+    # Each of two commits was looked at.
+    assert sentence(found(short, cache, over_all)) == "carriers v3 is the first bad commit of flights"
+
+
+def test_a_predicate_of_somebody_who_is_not_trusted_is_not_scanned(cache: SstCache) -> None:
+    app = Deployed()
+    app.batches(*range(1, 40), -5_000)
+    verdict = bisect(app.store, cache, app.name, Where(NEGATIVE, bounds=Bounds()))
+    assert verdict.flips is None
+    assert "assuming" in sentence(verdict)

@@ -1,0 +1,121 @@
+"""The tag `last-good`: it moves, gc keeps what it names, and nobody who dies over it leaves it broken."""
+
+import pytest
+from slackwater.errors import NotFound, Refused
+from slackwater.snapshot.bisect.watcher import LAST_GOOD, advance, last_good
+from slackwater.snapshot.cut.graph import Cut
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import find_snapshot, list_snapshots
+from slackwater.snapshot.take.snapshots import move, pin
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.protocol import ObjectStore
+
+from tests.support.collecting import Killed, aging_app, check_whole, gc, old_app, store_of, wait
+from tests.support.histories import FlightsApp, flights
+
+
+def now(app: FlightsApp, ref: str = "flights") -> Cut:
+    return resolve(app.store, ref, now_ms=app.clock.now_ms)
+
+
+def named(store: ObjectStore) -> dict[str, int]:
+    return resolve(store, f"flights@{LAST_GOOD}", now_ms=0).versions
+
+
+def test_it_is_a_ref_that_moves_forward_only() -> None:
+    app = aging_app()
+    app.run(flights(20))
+    assert last_good(app.store, "flights") is None
+    early = now(app)
+    first = advance(app.store, early, "ada@host")
+    assert named(app.store) == early.versions
+    assert advance(app.store, early, "ada@host") == first
+    app.run(flights(20))
+    assert advance(app.store, now(app), "bob@host").by == "slackwater watch by bob@host"
+    assert named(app.store) == now(app).versions
+    advance(app.store, early, "ada@host")
+    assert named(app.store) == now(app).versions
+    assert [each.name for each in list_snapshots(app.store, "flights")] == [LAST_GOOD]
+
+
+def test_a_collection_keeps_what_it_names_and_takes_what_it_named() -> None:
+    app = aging_app()
+    app.run(flights(20))
+    earlier = now(app)
+    advance(app.store, earlier, "ada@host")
+    app.run(flights(20))
+    tagged = now(app)
+    advance(app.store, tagged, "ada@host")
+    app.run(flights(80))
+    wait(app)
+    gc(app)
+    assert named(app.store) == tagged.versions
+    check_whole(app)
+    with pytest.raises(NotFound):
+        resolve(app.store, f"flights/carriers@v{earlier.versions['carriers']}", now_ms=0)
+
+
+def test_a_snapshot_that_somebody_took_is_not_moved() -> None:
+    app = aging_app()
+    app.run(flights(10))
+    pin(app.store, now(app), LAST_GOOD, by="ada@host")
+    with pytest.raises(Refused, match="taken by ada@host") as caught:
+        advance(app.store, now(app), "bob@host")
+    assert f"slackwater snapshot rm flights {LAST_GOOD}" in caught.value.hint
+
+
+def test_whoever_dies_over_moving_it_leaves_the_one_moment_or_the_other() -> None:
+    for died_at in range(12):
+        app = aging_app()
+        store = store_of(app)
+        app.run(flights(10))
+        before = now(app)
+        advance(store, before, "ada@host")
+        app.run(flights(10))
+        requests = 0
+
+        def count(_verb: str, _key: str, died_at: int = died_at) -> None:
+            nonlocal requests
+            requests += 1
+            if requests > died_at:
+                raise Killed
+
+        store.before = count
+        try:
+            advance(store, now(app), "ada@host")
+        except Killed:
+            pass
+        finally:
+            store.before = lambda _verb, _key: None
+        assert named(store) in (before.versions, now(app).versions)
+        app.run(flights(40))
+        wait(app)
+        gc(app)
+        check_whole(app)
+        if requests <= died_at:
+            return
+    raise AssertionError("it takes more requests than that")
+
+
+def test_moving_it_takes_a_handful_of_requests_however_long_the_history() -> None:
+    taken = []
+    for batches in (2, 40):
+        app = aging_app()
+        app.run(flights(batches * 10))
+        advance(app.store, now(app, "flights@~5"), "ada@host")
+        counted = CountingStore(app.store)
+        advance(counted, now(app), "ada@host")
+        taken.append(dict(counted.counts))
+    assert taken[0] == taken[1]
+    assert sum(taken[0].values()) <= 5
+
+
+def test_what_was_collected_meanwhile_is_not_tagged() -> None:
+    app = old_app()
+    store, old = store_of(app), now(app, "flights/legs@v4")
+    recent = pin(store, now(app), LAST_GOOD, by="slackwater watch by ada@host")
+    store.once("put", "snapshots/", lambda: gc(app))
+    with pytest.raises(NotFound, match="was collected before it could be pinned"):
+        move(store, recent, old)
+    assert find_snapshot(store, "flights", LAST_GOOD) == recent
+    check_whole(app)

@@ -1,0 +1,274 @@
+"""Predicates as people think them: conditions, functions and commands, and what each refuses."""
+
+from pathlib import Path
+from unittest import SkipTest
+
+import duckdb
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
+from slackwater.snapshot.bisect.predicate import Context, Predicate, check, where
+from slackwater.snapshot.bisect.search import bisect
+from slackwater.snapshot.bisect.session import Command, Python, load
+from slackwater.snapshot.bisect.verdict import Verdict
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+
+from tests.support.histories import Flight, FlightsApp, Kafka, flights
+
+
+@pytest.fixture(scope="module")
+def app() -> FlightsApp:
+    """C1 gets a delay below zero with one batch."""
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(20))
+    app.send(Flight("N1", "C1", -9_000))
+    app.step_all()
+    app.run(flights(10))
+    return app
+
+
+@pytest.fixture(scope="module")
+def first_bad(app: FlightsApp, cache: SstCache) -> int:
+    return find(app, cache, "FROM carriers WHERE delay < 0").bad_version
+
+
+def find(app: FlightsApp, cache: SstCache, predicate: Predicate | str) -> Verdict:
+    return bisect(app.store, cache, "flights", predicate, now_ms=app.clock.now_ms)
+
+
+@pytest.mark.parametrize(
+    ("condition", "table"),
+    [
+        ("min(delay) >= 0", "carriers"),
+        ("delay >= 0", "carriers"),
+        ("carriers.delay >= 0 -- of each", ""),
+        ("carrier <> 'C1' OR delay >= 0", ""),
+        ("SELECT min(delay) >= 0 FROM carriers;", ""),
+        ("SELECT min(delay) >= 0 FROM carriers -- c", ""),
+        ("SELECT min(delay) >= 0 FROM carriers; -- c", ""),
+        ("-- c\nWITH c AS (FROM carriers) SELECT min(delay) >= 0 FROM c /* c /* n */ */;", ""),
+        ("/* c */ min(delay) >= 0 ; -- c", "carriers"),
+        ("(SELECT min(delay) FROM carriers) >= 0", ""),
+        ("sum(delay) OVER (PARTITION BY carrier) >= 0", "carriers"),
+        ("SELECT min(c.delay) >= 0 FROM carriers c, aircraft a WHERE a.flights > 0", ""),
+    ],
+)
+def test_a_check_finds_the_commit_with_which_it_stopped_to_hold(
+    app: FlightsApp, cache: SstCache, first_bad: int, condition: str, table: str
+) -> None:
+    verdict = find(app, cache, check(app.store, "flights", condition, table))
+    assert (verdict.stage, verdict.bad_version) == ("carriers", first_bad)
+    assert verdict.predicate.text == condition
+
+
+def test_a_check_of_single_rows_names_the_keys(app: FlightsApp, cache: SstCache) -> None:
+    keys = find(app, cache, check(app.store, "flights", "carrier <> 'C1' OR delay >= 0")).keys
+    assert keys is not None
+    assert [change.key for change in keys] == [{"carrier": "C1"}]
+
+
+@pytest.mark.parametrize(
+    ("sql", "table"),
+    [
+        ("min(delay) < 0", "carriers"),
+        ("delay < 0", "carriers"),
+        ("carriers.delay < 0 -- of each", ""),
+        ("carrier = 'C1' AND delay < 0", ""),
+        ("(SELECT min(delay) FROM carriers) < 0", ""),
+        ("delay < (SELECT 0)", "carriers"),
+        ("sum(delay) OVER (PARTITION BY carrier) < 0", "carriers"),
+        ("FROM carriers WHERE delay < 0", ""),
+        ("WITH low AS (FROM carriers WHERE delay < 0) FROM low;", ""),
+        ("VALUES ((SELECT min(delay) FROM carriers))", ""),
+    ],
+)
+def test_a_where_is_a_query_or_a_condition(
+    app: FlightsApp, cache: SstCache, first_bad: int, sql: str, table: str
+) -> None:
+    if sql.startswith("VALUES"):  # always a row: a query, though it has no table behind a FROM
+        assert where(app.store, "flights", sql, table).sql == sql
+        return
+    verdict = find(app, cache, where(app.store, "flights", sql, table))
+    assert (verdict.stage, verdict.bad_version) == ("carriers", first_bad)
+    assert verdict.predicate.text == sql
+
+
+def test_a_where_over_rows_names_the_keys(app: FlightsApp, cache: SstCache) -> None:
+    keys = find(app, cache, where(app.store, "flights", "delay < 0", "carriers")).keys
+    assert keys is not None
+    assert [change.key for change in keys] == [{"carrier": "C1"}]
+
+
+@given(
+    column=st.sampled_from(["flights", "delay"]),
+    sign=st.sampled_from(["<", "<=", "=", ">=", ">"]),
+    number=st.integers(-6_000, 6_000),
+)
+def test_a_where_and_the_check_of_its_opposite_find_the_same_rows(
+    app: FlightsApp, cache: SstCache, column: str, sign: str, number: int
+) -> None:
+    condition = f"{column} {sign} {number}"
+    at = Context(app.store, cache, resolve(app.store, "flights", now_ms=app.clock.now_ms))
+    of_where = where(app.store, "flights", condition, "carriers").rows(at, 100)
+    of_check = check(app.store, "flights", f"NOT ({condition})", "carriers").rows(at, 100)
+    of_query = where(app.store, "flights", f"FROM carriers WHERE {condition}").rows(at, 100)
+    assert of_where.sort_by("carrier") == of_check.sort_by("carrier") == of_query.sort_by("carrier")
+
+
+@pytest.mark.parametrize(
+    ("sql", "table", "error", "words"),
+    [
+        ("delay < 0", "", Usage, "the where 'delay < 0' may be over aircraft or carriers"),
+        ("dealy < 0", "", Usage, "the where 'dealy < 0' fits no table"),
+        ("delay < 0", "carrierz", NotFound, "carriers"),
+        ("delay", "carriers", Usage, "expected one BOOLEAN"),
+        ("FROM carriers", "carriers", Usage, "beside a whole query"),
+    ],
+)
+def test_a_where_that_is_none_is_an_error_at_once(
+    app: FlightsApp, sql: str, table: str, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        where(app.store, "flights", sql, table)
+
+
+def test_a_where_cannot_break_out_of_its_condition(app: FlightsApp, cache: SstCache) -> None:
+    with pytest.raises(Usage, match="Parser Error"):
+        find(app, cache, where(app.store, "flights", "true); DROP TABLE carriers; SELECT (true", "carriers"))
+
+
+def test_a_check_of_nothing_holds(app: FlightsApp, cache: SstCache) -> None:
+    with pytest.raises(Refused, match="nothing is wrong there"):
+        find(app, cache, check(app.store, "flights", "min(delay) FILTER (carrier = 'none') >= 0", "carriers"))
+
+
+@pytest.mark.parametrize(
+    ("condition", "table", "error", "words"),
+    [
+        ("min(delay) >= 0", "", Usage, "may be over aircraft or carriers"),
+        ("min(delay)", "carriers", Usage, "returns BIGINT|returns HUGEINT|expected one BOOLEAN"),
+        ("min(dealy) >= 0", "", Usage, "fits no table"),
+        ("min(delay) >= 0", "carrierz", NotFound, "carriers"),
+        ("DELETE FROM carriers", "", Usage, "only reads"),
+        ("true); DROP TABLE carriers; --", "carriers", Usage, "only reads|fits no table"),
+        ("SELECT 1, 2", "", Usage, "expected one BOOLEAN"),
+    ],
+)
+def test_a_check_that_is_none_is_an_error_at_once(
+    app: FlightsApp, condition: str, table: str, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        check(app.store, "flights", condition, table)
+
+
+def asserts(con: duckdb.DuckDBPyConnection) -> None:
+    lowest = con.sql("SELECT min(delay) FROM carriers").fetchall()[0][0]
+    assert lowest is None or lowest >= 0, f"{lowest} is below zero"
+
+
+def test_a_function_says_by_what_it_returns_or_asserts(app: FlightsApp, cache: SstCache, first_bad: int) -> None:
+    def returns(con: duckdb.DuckDBPyConnection) -> bool:
+        return not con.sql("FROM carriers WHERE delay < 0").fetchall()
+
+    for function in (asserts, returns):
+        verdict = find(app, cache, Python("mine", function))
+        assert (verdict.stage, verdict.bad_version) == ("carriers", first_bad)
+    (wrong,) = find(app, cache, Python("mine", asserts)).rows.to_pylist()
+    assert "is below zero" in wrong["wrong"]
+
+
+def test_a_function_that_skips_leaves_candidates(app: FlightsApp, cache: SstCache, first_bad: int) -> None:
+    good = find(app, cache, "FROM carriers WHERE delay < 0").good.stages["carriers"]
+
+    def skips(con: duckdb.DuckDBPyConnection) -> None:
+        if con.sql("SELECT sum(flights) FROM carriers").fetchall()[0][0] == 20:
+            raise SkipTest("twenty")
+        asserts(con)
+
+    verdict = find(app, cache, Python("mine", skips))
+    stretch = {each.stage: (each.first, each.last) for each in verdict.candidates}
+    assert stretch["carriers"][0] <= good.version < first_bad == stretch["carriers"][1]
+    assert "twenty" in {step.why for step in verdict.steps}
+
+
+def test_what_else_a_function_raises_stops_the_search_with_its_own_lines(app: FlightsApp, cache: SstCache) -> None:
+    def fails(con: duckdb.DuckDBPyConnection) -> None:
+        raise ZeroDivisionError("by zero")
+
+    with pytest.raises(SlackwaterError, match="mine raised ZeroDivisionError: by zero") as raised:
+        find(app, cache, Python("mine", fails))
+    assert "in fails" in raised.value.quoted
+    assert "session.py" not in raised.value.quoted
+
+
+def test_what_a_function_writes_is_written_nowhere(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
+    def writes(con: duckdb.DuckDBPyConnection) -> None:
+        con.execute("CREATE TABLE mine AS FROM carriers")
+        con.execute(f"COPY mine TO '{tmp_path}/mine.csv'")
+
+    with pytest.raises(SlackwaterError, match="PermissionException"):
+        find(app, cache, Python("mine", writes))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_function_is_loaded_from_a_file_with_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_it.py").write_text("WORD = 'ok'\n")
+    (tmp_path / "mine.py").write_text("from beside_it import WORD\n\ndef ok(con):\n    return WORD\n")
+    assert load(f"{tmp_path}/mine.py:ok").function(duckdb.connect()) == "ok"
+    for text, words in (
+        ("mine.py", "FILE:function"),
+        (f"{tmp_path}/no.py:ok", "no file"),
+        (f"{tmp_path}/mine.py:x", "no"),
+    ):
+        with pytest.raises(Usage, match=words):
+            load(text)
+    (tmp_path / "mine.py").write_text("1 / 0\n")
+    with pytest.raises(SlackwaterError, match="ZeroDivisionError"):
+        load(f"{tmp_path}/mine.py:ok")
+
+
+SCRIPT = """
+import os, sys, duckdb
+con = duckdb.connect(os.environ["SLACKWATER_DB"], read_only=True)
+assert os.environ["SLACKWATER_APP"] == "flights"
+bad, = con.sql("SELECT count(*) FROM carriers WHERE delay < 0").fetchall()[0]
+print(os.environ["SLACKWATER_REF"])
+sys.exit(1 if bad else 0)
+"""
+
+
+def test_a_command_gets_the_moment_as_a_file(
+    app: FlightsApp, cache: SstCache, first_bad: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import sys
+
+    (tmp_path / "look.py").write_text(SCRIPT)
+    verdict = find(app, cache, Command(f"{sys.executable} {tmp_path}/look.py"))
+    assert (verdict.stage, verdict.bad_version) == ("carriers", first_bad)
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert f"flights/carriers@v{first_bad}" in said.err.split()
+
+
+@pytest.mark.parametrize(("command", "words"), [("exit 128", "exit code 128"), ("kill -9 $$", "signal 9")])
+def test_a_command_that_ends_otherwise_stops_the_search(
+    app: FlightsApp, cache: SstCache, command: str, words: str
+) -> None:
+    with pytest.raises(SlackwaterError, match=words):
+        find(app, cache, Command(command))
+
+
+def test_a_command_that_cannot_judge_the_bad_end_is_told_at_once(app: FlightsApp, cache: SstCache) -> None:
+    with pytest.raises(Refused, match="nobody can judge flights@now, where the search ends: exit code 125"):
+        find(app, cache, Command("exit 125"))
+    with pytest.raises(Refused, match="something is wrong already at the beginning"):
+        find(app, cache, Command("exit 127"))
+
+
+@pytest.mark.parametrize("sql", ["DELETE FROM carriers", "CREATE TABLE x AS FROM carriers", "COPY carriers TO 'x.csv'"])
+def test_a_query_that_writes_is_refused(app: FlightsApp, cache: SstCache, sql: str) -> None:
+    with pytest.raises(Usage, match="a query can only read"):
+        find(app, cache, sql)

@@ -1,0 +1,90 @@
+"""Sessions: what a log prints gives the same search again."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.errors import NotFound, Refused, Usage
+from slackwater.snapshot.bisect.session import Asked, KeptSearch, KnownAnswer, log_of, of_log, path_of, read
+
+from tests.models.profiles import scaled
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]), min_size=1)
+marks = st.builds(
+    KnownAnswer,
+    ref=st.sampled_from(["", *(f"app/s@v{number}" for number in range(1, 9))]),
+    answer=st.sampled_from(["good", "bad", "skip"]),
+    why=st.one_of(st.just(""), words),
+)
+asked = st.builds(
+    Asked,
+    app=st.just("app"),
+    where=words,
+    good=st.sampled_from(["", "app@before"]),
+    bad=st.sampled_from(["", "app@-5m"]),
+    edge=st.sampled_from(["", "first", "last"]),
+)
+
+
+@scaled(30)
+@given(asked, st.lists(marks, max_size=6, unique_by=lambda mark: mark.ref), words)
+def test_a_log_gives_what_was_asked_and_answered(question: Asked, given_marks: list[KnownAnswer], found: str) -> None:
+    session = KeptSearch("memory:", question, found=found).with_marks(*given_marks)
+    again = of_log("\n".join(log_of(session)), "memory:")
+    assert again.asked == question
+    assert again.known == session.known
+    assert all(mark.by_hand for mark in again.marks)
+
+
+@pytest.mark.parametrize("option", ["check", "python", "run"])
+def test_a_log_names_other_predicates_too(option: str) -> None:
+    session = KeptSearch(
+        "memory:", Asked(app="app", **{option: "it's mine"}, **({"table": "t"} if option == "check" else {}))
+    )
+    assert of_log("\n".join(log_of(session)), "memory:") == session
+
+
+def test_of_one_moment_the_last_answer_counts() -> None:
+    session = KeptSearch("memory:", Asked("app")).with_marks(
+        KnownAnswer("app/s@v1", "good"), KnownAnswer("app/s@v2", "bad")
+    )
+    session = session.with_marks(KnownAnswer("app/s@v1", "skip"))
+    assert session.known == {"app/s@v2": "bad", "app/s@v1": "skip"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("git bisect start", "line 1 .* is no `slackwater bisect"),
+        ("slackwater bisect start", "names no app"),
+        ("slackwater bisect start app --wher x", "expected an option of bisect, found '--wher'"),
+        ("slackwater bisect start app --good", "expected an option"),
+        ("slackwater bisect start app\n# fine\nslackwater bisect good other app/s@v1", "line 3"),
+        ("slackwater bisect start app\nslackwater bisect worse app app/s@v1", "line 2"),
+        ("slackwater bisect app --where 'x", "line 1 .* cannot be read"),
+    ],
+)
+def test_a_line_that_is_none_of_a_log_is_named(text: str, words: str) -> None:
+    with pytest.raises(Usage, match=words):
+        of_log(text, "memory:")
+
+
+def test_a_session_is_kept_for_each_app(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    session = KeptSearch("memory:", Asked("app"), wanted="app/s@v4").with_marks(
+        KnownAnswer("app/s@v8", "bad", took_ms=3)
+    )
+    session.write(folder)
+    assert read(folder, "app") == session
+    with pytest.raises(NotFound, match="'ap'; the nearest: app"):
+        read(folder, "ap")
+    path_of(folder, "app").write_text("{}")
+    with pytest.raises(Refused, match="is not a session of bisect in format 1"):
+        read(folder, "app")
+    path_of(folder, "app").write_bytes(path_of(folder, "app").read_bytes()[:-1])
+    with pytest.raises(Refused, match="is not a session"):
+        read(folder, "app")
+    with pytest.raises(Refused, match="cannot be kept"):
+        session.write(path_of(folder, "app") / "below")

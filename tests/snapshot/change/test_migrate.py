@@ -1,0 +1,398 @@
+"""A changed program over a stored app: all of its stages or none, at every moment in its own columns."""
+
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from typing import TypeVar
+
+import pytest
+from msgspec.structs import replace
+from slackwater.errors import Fenced, NotFound, Refused
+from slackwater.operations.staging.clone import clone
+from slackwater.snapshot.bisect.search import bisect
+from slackwater.snapshot.change.migrate import Migrated, find_plan, finish_earlier, migrate
+from slackwater.snapshot.change.migration import finish_newest
+from slackwater.snapshot.cut.graph import Cut
+from slackwater.snapshot.cut.in_flight import in_flight
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import list_snapshots
+from slackwater.snapshot.diff.key_history import key_history
+from slackwater.snapshot.diff.moments import StoredCut, diff
+from slackwater.snapshot.query.columns import get
+from slackwater.snapshot.query.log import entries
+from slackwater.snapshot.query.sql import connect, run_query
+from slackwater.snapshot.take import audit_log
+from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.verify.verify import verify
+from slackwater.state.fits import Declared, DeclaredStage
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.objects.wrapper import Wrapper
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import history
+from slackwater.store.versions.manifest import Column, Input, Manifest, Table
+from slackwater.store.versions.migrations import MIGRATIONS
+
+from tests.support.collecting import Killed, aging_app, store_of
+from tests.support.histories import SCHEMA, TABLES, FlightsApp, Kafka, flights
+
+VALUES = (
+    Column("flights", "int64"),
+    Column("minutes", "int64"),
+    Column("late", "int64", default="-1"),
+    Column("score", "double"),
+    Column("_squares", "int64"),
+)
+"""`delay` is called `minutes`, and two are new."""
+T = TypeVar("T")
+RENAMES = {"delay": "minutes"}
+
+
+@pytest.fixture
+def app() -> FlightsApp:
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(40))
+    return app
+
+
+def program(app: FlightsApp, **tables: Table) -> Declared:
+    """The app's program, with other tables."""
+    declared = {**TABLES, **tables}
+    reads = {"legs": {"flights": ""}, "aircraft": {"by-aircraft": "legs"}, "carriers": {"by-carrier": "aircraft"}}
+    writes = {"legs": {"by-aircraft": SCHEMA}, "aircraft": {"by-carrier": SCHEMA}, "carriers": {}}
+    stages = {name: DeclaredStage(name, reads[name], writes[name], declared.get(name)) for name in reads}
+    return Declared(app.name, stages)
+
+
+def changed(app: FlightsApp) -> Declared:
+    return program(app, **{name: replace(table, values=VALUES) for name, table in TABLES.items()})
+
+
+def migrated(app: FlightsApp, declared: Declared | None = None, renames: Mapping[str, str] = RENAMES) -> Migrated:
+    found = find_plan(app.store, declared or changed(app), renames)
+    return migrate(app.store, found, {}, by="ada@host", now_ms=app.clock.tick("legs"))
+
+
+def heads(app: FlightsApp) -> dict[str, Manifest]:
+    found = {name: history.head(app.store, app.name, name) for name in history.list_stages(app.store, app.name)}
+    return {name: head for name, head in found.items() if head is not None}
+
+
+def at(app: FlightsApp, ref: str) -> Cut:
+    return resolve(app.store, ref, now_ms=app.clock.now_ms)
+
+
+def rows(app: FlightsApp, cache: SstCache, ref: str, sql: str) -> list[dict[str, object]]:
+    with closing(connect(app.store, cache, at(app, ref))) as con:
+        return run_query(con, sql).to_pylist()
+
+
+def test_every_moment_is_read_in_its_own_columns(app: FlightsApp, cache: SstCache) -> None:
+    before, state = heads(app), {name: dict(each) for name, each in app.state.items()}
+    done = migrated(app)
+    assert done.number == 1
+    assert dict(done.versions) == {n: h.version + 1 for n, h in before.items()}
+    for stage, key in (("aircraft", "tail"), ("carriers", "carrier")):
+        now = rows(app, cache, app.name, f"FROM {stage} ORDER BY ALL")
+        assert now == [
+            {key: name, "flights": n, "minutes": delay, "late": -1, "score": None}
+            for name, (n, delay, _) in sorted(state[stage].items())
+        ]
+        for ref in (f"flights@{done.snapshot}", f"flights/{stage}@v{before[stage].version}", "flights@~1"):
+            then = rows(app, cache, ref, f"FROM {stage} ORDER BY ALL LIMIT 1")
+            assert list(then[0]) == [key, "flights", "delay"]
+        name = min(state[stage])
+        assert get(app.store, at(app, app.name), stage, [name]).to_pylist() == now[:1]
+    assert verify(app.store, app.name, now_ms=app.clock.now_ms, deep=True).differences == ()
+    for head in heads(app).values():
+        assert (head.kind, head.migration, head.ssts) == ("migration", 1, before[head.stage].ssts)
+        assert head.epoch == before[head.stage].epoch + 1
+    assert in_flight(app.store, at(app, app.name)) == in_flight(app.store, at(app, f"flights@{done.snapshot}"))
+
+
+def test_the_runner_of_the_old_program_is_fenced_and_hears_why(app: FlightsApp) -> None:
+    migrated(app)
+    with pytest.raises(Fenced, match=r"was migrated to another program: v.* has epoch 2") as fenced:
+        app.step("legs")
+    assert "start that program" in fenced.value.hint
+
+
+class Noting(Wrapper):
+    """Another store, and what was asked of it."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.asked: list[tuple[str, str]] = []
+
+    def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
+        self.asked.append((method, key))
+        return request()
+
+
+def test_it_takes_no_data_and_as_many_requests_for_many_keys_as_for_few() -> None:
+    taken = []
+    for num_keys in (10, 5_000):
+        inner = MemoryStore()
+        app = FlightsApp(inner, Kafka())
+        app.run(flights(10))
+        app.load("aircraft", num_keys)
+        store = Noting(inner)
+        done = migrate(store, find_plan(store, changed(app), RENAMES), {}, by="ada@host", now_ms=app.clock.tick("legs"))
+        assert len(done.versions) == 3
+        assert not [key for _, key in store.asked if "/sst/" in key]
+        taken.append([method for method, _ in store.asked])
+    assert taken[0] == taken[1]
+
+
+def test_nothing_to_change_is_nothing_done(app: FlightsApp) -> None:
+    before = [info.key for info in app.store.list("")]
+    done = migrated(app, program(app), {})
+    assert (done.number, done.snapshot, done.versions) == (0, "", {})
+    assert [info.key for info in app.store.list("")] == before
+
+
+def test_of_two_at_the_same_moment_one_hears_of_the_other(app: FlightsApp) -> None:
+    mine, theirs = (find_plan(app.store, changed(app), RENAMES) for _ in range(2))
+    migrate(app.store, theirs, {}, by="bob@host", now_ms=app.clock.tick("legs"))
+    done = {name: head.version for name, head in heads(app).items()}
+    with pytest.raises(Refused, match="was migrated at the same moment, by bob@host: this one was not done"):
+        migrate(app.store, mine, {}, by="ada@host", now_ms=app.clock.tick("legs"))
+    assert {name: head.version for name, head in heads(app).items()} == done
+    assert len(list_snapshots(app.store, app.name)) == 1
+
+
+def test_of_two_in_one_moment_the_loser_leaves_the_winners_snapshot() -> None:
+    app = aging_app()
+    app.run(flights(20))
+    mine, theirs = (find_plan(app.store, changed(app), RENAMES) for _ in range(2))
+    now_ms = app.clock.tick("legs")
+    store = store_of(app)
+    store.once("put_if_absent", "migrations/", lambda: migrate(store, theirs, {}, by="bob@host", now_ms=now_ms))
+    with pytest.raises(Refused, match="by bob@host: this one was not done"):
+        migrate(store, mine, {}, by="ada@host", now_ms=now_ms)
+    decided = MIGRATIONS.newest(store, app.name)
+    assert decided is not None
+    assert [each.name for each in list_snapshots(store, app.name)] == [decided.snapshot]
+
+
+@pytest.mark.parametrize(
+    "after",
+    # Two of three are left to `make test-all`: points of the same migration, of which some lie in each of its steps.
+    [pytest.param(after, marks=pytest.mark.ci if after % 6 else []) for after in range(0, 60, 2)],
+)
+def test_killed_anywhere_no_moment_is_half_of_one_and_the_next_goes_on(after: int, cache: SstCache) -> None:
+    app = aging_app()
+    app.run(flights(20))
+    store = app.store
+    state = {name: dict(each) for name, each in app.state.items()}
+    with suppress(Killed), store.death_after(after):  # type: ignore[attr-defined]
+        migrated(app)
+    app.clock.tick("legs")
+    for ref in (app.name, f"{app.name}@{app.clock.now_ms}"):
+        with suppress(NotFound):
+            schemas = {each.table.schema for each in at(app, ref.split("@")[0]).tables.values() if each.table}
+            assert len(schemas) == 1
+    # A runner finishes it, or nothing of it is there.
+    begun = any(True for _ in store.list("flights/migrations/"))
+    finish_newest(store, app.name, now_ms=app.clock.tick("legs"))
+    assert {head.migration for head in heads(app).values()} == {int(begun)}
+    if not begun:
+        migrated(app)
+    assert not find_plan(store, changed(app), {}).changes
+    found = rows(app, cache, app.name, "SELECT tail, minutes, late FROM aircraft ORDER BY ALL")
+    assert found == [{"tail": n, "minutes": each[1], "late": -1} for n, each in sorted(state["aircraft"].items())]
+
+
+def test_while_one_is_half_done_nothing_is_planned_and_the_next_call_finishes_it() -> None:
+    app = aging_app()
+    app.run(flights(20))
+    found = find_plan(app.store, changed(app), RENAMES)
+    app.store.once("put_if_absent", "/stages/legs/", lambda: (_ for _ in ()).throw(Killed()))  # type: ignore[attr-defined]
+    with pytest.raises(Killed):
+        migrate(app.store, found, {}, by="ada@host", now_ms=app.clock.tick("legs"))
+    assert {head.migration for head in heads(app).values()} == {0, 1}
+    with pytest.raises(Refused, match="migration 1 of flights, by ada@host, is not done yet: legs did not") as refused:
+        find_plan(app.store, changed(app), {})
+    assert "finishes it" in refused.value.hint
+    assert finish_earlier(app.store, app.name, now_ms=app.clock.tick("legs")) == 1
+    assert finish_earlier(app.store, app.name, now_ms=app.clock.tick("legs")) == 0
+    assert not find_plan(app.store, changed(app), {}).changes
+
+
+def test_an_app_and_a_clone_that_migrated_differently_are_compared_by_what_they_share(
+    app: FlightsApp, cache: SstCache
+) -> None:
+    clone(app.store, app.name, "staging", topics={}, channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms)
+    ways = {
+        "flights": (Column("late", "int64", default="-1"), Column("mine", "int64")),
+        "staging": (Column("its", "int64"), Column("late", "int64", default="7")),
+    }
+    for name, more in ways.items():
+        tables = {stage: replace(table, values=(*table.values, *more)) for stage, table in TABLES.items()}
+        declared = Declared(name, program(app, **tables).stages)
+        migrate(app.store, find_plan(app.store, declared, {}), {}, by="ada@host", now_ms=app.clock.tick("legs"))
+    one, other = (StoredCut(app.store, at(app, name)) for name in ways)
+    found = {each.table: each for each in diff(cache, one, other)}["carriers"]
+    assert [each.column for each in found.columns] == ["flights", "delay"]
+    assert (len(found.changes), found.equal) == (0, False)
+    assert found.unlike == (
+        "column late came to each of the two by a migration of its own: it is not compared",
+        "column mine is there before only",
+        "column its is there after only",
+    )
+
+
+def test_a_clone_migrates_by_itself(app: FlightsApp, cache: SstCache) -> None:
+    clone(app.store, app.name, "staging", topics={}, channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms)
+    staging = FlightsApp(app.store, app.kafka, "staging")
+    migrated(staging)
+    assert list(rows(staging, cache, "staging", "FROM aircraft LIMIT 1")[0])[2] == "minutes"
+    assert list(rows(app, cache, "flights", "FROM aircraft LIMIT 1")[0])[2] == "delay"
+    # The clone's SSTs are those of the app; what both have is compared by what became of it.
+    before, after = (StoredCut(app.store, at(app, ref)) for ref in ("flights", "staging"))
+    (found,) = diff(cache, before, after, table="aircraft")
+    assert (found.added, found.removed, found.changed) == (0, 0, 0)
+    assert "column delay is called minutes after" in found.unlike
+    done = migrated(app)
+    assert done.number == 1
+
+
+def test_a_diff_across_it_shows_what_changed_and_not_that_it_was_migrated(app: FlightsApp, cache: SstCache) -> None:
+    done = migrated(app)
+    before, after = (StoredCut(app.store, at(app, ref)) for ref in (f"flights@{done.snapshot}", "flights"))
+    for table in diff(cache, before, after):
+        assert (table.added, table.removed, table.changed) == (0, 0, 0)
+        assert table.unlike == (
+            "column delay is called minutes after",
+            "column late is there after only",
+            "column score is there after only",
+        )
+    (back, _) = diff(cache, after, before)
+    assert back.unlike[0] == "column minutes is called delay after"
+
+
+def test_the_history_of_a_key_has_each_row_as_it_was_called_then(app: FlightsApp, cache: SstCache) -> None:
+    name = max(app.state["aircraft"], key=lambda each: app.state["aircraft"][each][0])
+    was = key_history(app.store, cache, app.name, "aircraft", [name], now_ms=app.clock.now_ms).changes
+    migrated(app)
+    now = key_history(app.store, cache, app.name, "aircraft", [name], now_ms=app.clock.now_ms).changes
+    assert now == was
+    assert now[0].after is not None
+    assert "delay" in now[0].after
+
+
+def test_bisect_goes_across_it(app: FlightsApp, cache: SstCache) -> None:
+    where = "SELECT tail FROM aircraft WHERE flights >= 2"
+    before = bisect(app.store, cache, app.name, where, now_ms=app.clock.now_ms)
+    migrated(app)
+    after = bisect(app.store, cache, app.name, where, now_ms=app.clock.now_ms)
+    assert after.bad_ref == before.bad_ref
+    assert after.keys is not None
+    # What a column that is new is wrong with, is so from the migration on.
+    verdict = bisect(app.store, cache, app.name, "SELECT tail FROM aircraft WHERE late < 0", now_ms=app.clock.now_ms)
+    assert verdict.bad.stages["aircraft"].kind == "migration"
+
+
+def test_the_log_says_since_when_a_column_is_there(app: FlightsApp) -> None:
+    done = migrated(app)
+    found = {each.stage: each for each in entries(app.store, app.name, 3)}
+    assert {each.kind for each in found.values()} == {"migration"}
+    assert found["aircraft"].added == ("late", "score")
+    assert found["legs"].added == ()
+    table = heads(app)["aircraft"].table
+    assert table is not None
+    assert table.added == {"late": done.versions["aircraft"], "score": done.versions["aircraft"]}
+    told = audit_log.list_operations(app.store, app.name)
+    assert (told[-1].verb, told[-1].by) == ("migrate", "ada@host")
+    assert f"before it flights@{done.snapshot}" in told[-1].detail
+
+
+def test_stages_that_are_gone_are_retired_with_it(app: FlightsApp) -> None:
+    declared = changed(app)
+    stages = {name: each for name, each in declared.stages.items() if name != "carriers"}
+    done = migrated(app, Declared(app.name, stages), {"delay": "minutes"})
+    assert [(each.stage, each.kind) for each in done.plan.changes] == [("aircraft", "changed"), ("carriers", "retired")]
+    assert heads(app)["carriers"].retired
+    assert set(at(app, app.name).stages) == {"legs", "aircraft"}
+    assert set(at(app, f"flights@{done.snapshot}").stages) == {"legs", "aircraft", "carriers"}
+
+
+def test_a_second_migration_goes_on_from_the_first(app: FlightsApp, cache: SstCache) -> None:
+    migrated(app)
+    values = (Column("late", "int64"), Column("delay", "string"), Column("_squares", "int64"))
+    done = migrated(
+        app,
+        program(
+            app,
+            aircraft=replace(TABLES["aircraft"], values=values),
+            carriers=replace(TABLES["carriers"], values=VALUES),
+        ),
+        {},
+    )
+    assert done.number == 2
+    (change,) = done.plan.changes
+    # A column that has the name of one that went is another one.
+    assert [(each.kind, each.column) for each in change.columns] == [
+        ("added", "delay"),
+        ("removed", "flights"),
+        ("removed", "minutes"),
+        ("removed", "score"),
+    ]
+    found = rows(app, cache, app.name, "FROM aircraft LIMIT 1")[0]
+    assert (found["late"], found["delay"]) == (-1, None)
+    assert heads(app)["carriers"].migration == 2
+
+
+def test_rows_on_their_way_in_columns_that_nobody_can_tell_apart_are_read_first(app: FlightsApp) -> None:
+    declared = changed(app)
+    renamed = replace_outputs(declared, "legs", {"by-aircraft": SCHEMA.replace("delay", "minutes")})
+    further = replace_outputs(declared, "legs", {"by-aircraft": f"{SCHEMA}, `late` boolean"})
+    assert find_plan(app.store, renamed, RENAMES).changes
+    app.send(*flights(3))
+    app.step("legs")
+    with pytest.raises(
+        Refused, match="rows are on their way in 'by-aircraft' to 'aircraft', in other columns"
+    ) as refused:
+        find_plan(app.store, renamed, RENAMES)
+    assert "--until-caught-up" in refused.value.hint
+    assert find_plan(app.store, further, RENAMES).changes
+
+
+def with_one_between(app: FlightsApp) -> tuple[Declared, dict[str, dict[str, Input]]]:
+    """The program with a stage between legs and aircraft, and where aircraft begins to read what that one writes."""
+    declared = program(app)
+    one, nothing = declared.stages["aircraft"], (0,) * len(heads(app)["aircraft"].inputs["by-aircraft"].offsets)
+    stages = {
+        **declared.stages,
+        "between": DeclaredStage("between", {"by-aircraft": "legs"}, {"by-tail": SCHEMA}, None),
+        "aircraft": DeclaredStage("aircraft", {"by-tail": "between"}, one.outputs, one.table),
+    }
+    at = Input("flights-by-tail-repartition", nothing, "between", 0, consumed=nothing)
+    return Declared(app.name, stages), {"aircraft": {"by-tail": at}}
+
+
+def test_what_the_stage_behind_had_read_is_not_in_flight_to_one_that_is_put_between(app: FlightsApp) -> None:
+    app.send(*flights(3))
+    app.step("legs")
+    (before,) = in_flight(app.store, at(app, app.name))
+    declared, starts = with_one_between(app)
+    migrate(app.store, find_plan(app.store, declared, {}), starts, by="ada@host", now_ms=app.clock.tick("legs"))
+    (after,) = in_flight(app.store, at(app, app.name))
+    assert (after.channel, after.starts, after.ends, after.rows) == ("by-aircraft", before.starts, before.ends, 3)
+    renamed = replace_outputs(declared, "legs", {"by-aircraft": SCHEMA.replace("delay", "minutes")})
+    with pytest.raises(Refused, match="rows are on their way in 'by-aircraft'"):
+        find_plan(app.store, renamed, {})
+
+
+def test_a_snapshot_under_way_is_waited_for_before_inputs_change(app: FlightsApp) -> None:
+    request(app.store, app.name, "tonight", "ada@host")
+    declared, starts = with_one_between(app)
+    found = find_plan(app.store, declared, {})
+    with pytest.raises(Refused, match="snapshot tonight of flights is under way"):
+        migrate(app.store, found, starts, by="ada@host", now_ms=app.clock.tick("legs"))
+    assert list_snapshots(app.store, app.name) == ()
+    assert migrated(app).number == 1, "columns alone do not wait"
+
+
+def replace_outputs(declared: Declared, stage: str, outputs: Mapping[str, str]) -> Declared:
+    one = declared.stages[stage]
+    return Declared(declared.app, {**declared.stages, stage: DeclaredStage(one.name, one.inputs, outputs, one.table)})

@@ -1,0 +1,452 @@
+"""Records deleted from a repartition topic before their reader: one claim passes over all of it, and everybody knows.
+
+The plans, arrivals, entries and manifests are the product's; only Kafka is a list.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from slackwater.errors import Corruption, Gone, Refused
+from slackwater.operations.staging.clone import clone
+from slackwater.pipeline.run.snapshot_completer import Completer
+from slackwater.pipeline.run.start_positions import StartFinder, StartPosition, start_at
+from slackwater.pipeline.spark.user_errors import translate
+from slackwater.snapshot.cut.lineage import trace
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import Request, cancel, find_snapshot, open_requests
+from slackwater.snapshot.gc.reachable import reachable
+from slackwater.snapshot.gc.retention import Known, Retention, StageKnown
+from slackwater.snapshot.query import log
+from slackwater.snapshot.take import audit_log
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.verify.verify import Report, verify
+from slackwater.state.topics import TopicState
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import codec, history, keys
+from slackwater.store.versions.manifest import Manifest
+
+from tests.chandy_lamport.test_laws import TIMES
+from tests.support.diamonds import APP, SENDER, STAGES, Diamond
+from tests.support.histories import FlightsApp, Kafka, flights
+from tests.support.manifests import claim
+
+
+def proved(diamond: Diamond, ref: str = APP, *, deep: bool = True) -> Report:
+    found = verify(diamond.store, ref, now_ms=10**15, deep=deep, reader=diamond.logs)
+    assert found.differences == ()
+    assert all(entry.difference in (0, None) for entry in found.ledger)
+    return found
+
+
+def complete(diamond: Diamond) -> None:
+    """What the runner does beside its batches."""
+    completer = Completer(diamond.store, APP, diamond.logs, "test:1")
+    completer._complete(open_requests(diamond.store, APP))
+    completer.close()
+
+
+def failures(diamond: Diamond) -> list[str]:
+    done = audit_log.list_operations(diamond.store, APP)
+    return [each.detail for each in done if each.verb == "snapshot failed"]
+
+
+def versions(diamond: Diamond, stage: str) -> list[Manifest]:
+    return list(history.after(diamond.store, APP, stage, 0))
+
+
+def check_nothing_went_back_or_came_twice(diamond: Diamond) -> None:
+    for stage in STAGES:
+        for earlier, later in pairwise(versions(diamond, stage)):
+            for name, read in later.inputs.items():
+                before = earlier.inputs[name]
+                assert all(old <= new for old, new in zip(before.offsets, read.offsets, strict=True)), (later, earlier)
+                assert read.version >= before.version
+        if stage not in diamond.heads:
+            continue
+        seen = diamond.seen[stage, diamond.heads[stage].version]
+        assert len(set(seen)) == len(seen)
+        for name, read in diamond.heads[stage].inputs.items():
+            if read.upstream:
+                sent = (
+                    history.read(diamond.store, APP, read.upstream, read.version).outputs[name].sent
+                    if read.version
+                    else ()
+                )
+                assert read.passed == (sent or read.passed)
+                claims = [each.lost[name] for each in versions(diamond, stage) if name in each.lost]
+                assert sum(read.lost) == sum(sum(lost.rows) for lost in claims)
+
+
+def settle(diamond: Diamond, max_records: int | None = None) -> None:
+    for _ in range(300):
+        before = dict(diamond.heads)
+        for stage in diamond.heads:
+            diamond.step(stage, records=0, max_records=max_records)
+        if before == diamond.heads:
+            return
+    raise AssertionError("it does not come to rest")
+
+
+INSIDE = ("versions", "an open marker", "a forgotten marker", "a finished marker")
+# No snapshot finishes without the reader, once there is one.
+CASES = [("old", inside) for inside in INSIDE[:3]] + [("new", inside) for inside in INSIDE]
+
+
+@pytest.mark.parametrize("max_records", [None, 1])
+@pytest.mark.parametrize("partly", [False, True], ids=["at a boundary", "inside a version"])
+@pytest.mark.parametrize(("reader", "inside"), CASES)
+def test_one_claim_passes_over_the_whole_gap(reader: str, inside: str, partly: bool, max_records: int | None) -> None:
+    diamond = Diamond(STAGES if reader == "old" else STAGES[:3])
+    others = [stage for stage in diamond.heads if stage != "joined"]
+    if reader == "old":
+        diamond.step_all(records=8)
+        settle(diamond)
+
+    def run(records: int) -> None:
+        for stage in others:
+            diamond.step(stage, records=records)
+
+    run(8)
+    asked = None
+    if inside != "versions":
+        asked = request(diamond.store, APP, "s", "ada@host")
+        for _ in range(2):
+            run(0)
+        if inside == "a finished marker":
+            complete(diamond)
+            assert find_snapshot(diamond.store, APP, "s") is not None
+        elif inside == "a forgotten marker":
+            cancel(diamond.store, APP, asked)
+    run(8)
+    # A version of which one partition is there and the other not, or a boundary.
+    ends = diamond.logs.ends("even")
+    run(8)
+    diamond.logs.delete("even", *((diamond.logs.ends("even")[0], ends[1]) if partly else ends))
+    run(8)
+
+    with pytest.raises(
+        Gone, match=r"gone from Kafka: even\[0\] \d+\.\.\d+, even\[1\] \d+\.\.\d+ \(\d+ rows of evens, v"
+    ) as no:
+        diamond.start("joined")
+    assert "--accept-loss" in no.value.hint
+    assert "clone" in no.value.hint
+    assert "retention" not in no.value.hint, "the topic is the app's own"
+    assert ("joined" in diamond.heads) == (reader == "old"), "nothing was written"
+
+    diamond.start("joined", accept_loss=True)
+    claim = diamond.heads["joined"]
+    assert claim.lost.keys() == {"even"}
+    lost = claim.lost["even"]
+    newest = history.read(diamond.store, APP, "evens", lost.up_to)
+    assert claim.inputs["even"].offsets == lost.ends == newest.outputs["even"].ends
+    assert claim.inputs["even"].lost == lost.rows
+    assert newest.outputs["even"].sent == claim.inputs["even"].passed
+    assert all(first <= at for first, at in zip(diamond.logs.first("even"), lost.ends, strict=True))
+    settle(diamond, max_records)
+    diamond.step_all(records=4)
+    settle(diamond, max_records)
+    # Once only: what follows is read to the end.
+    assert [each.version for each in versions(diamond, "joined") if each.lost] == [claim.version]
+    check_nothing_went_back_or_came_twice(diamond)
+    complete(diamond)
+    (books,) = (each for each in proved(diamond).ledger if each.channel == "even")
+    assert sum(books.sent) == sum(books.consumed) + sum(books.lost)
+    assert books.lost == lost.rows
+
+    # The snapshot whose marker it cannot get is failed by name, and asked for again it is taken.
+    assert open_requests(diamond.store, APP) == ()
+    broken = asked is not None and find_snapshot(diamond.store, APP, "s") is None and inside != "a forgotten marker"
+    assert [each.startswith("s: stage 'joined' went on without v") for each in failures(diamond)] == [True] * broken
+    request(diamond.store, APP, "again", "ada@host")
+    settle(diamond)
+    settle(diamond)
+    complete(diamond)
+    proved(diamond, f"{APP}@again")
+    assert not any(head.recorded.keys() & {asked.id if asked else ""} for head in diamond.heads.values())
+
+    # It is in the log, and in what lies behind a stretch of versions; the claim itself has read nothing.
+    (entry,) = (each for each in log.entries(diamond.store, APP, 1000) if each.lost)
+    assert (entry.kind, entry.version, entry.rows_in, entry.windows) == ("claim", claim.version, 0, ())
+    assert entry.lost["even"] == lost
+    if reader == "old":
+        before, head = versions(diamond, "joined")[claim.version - 2], diamond.heads["joined"]
+        traced = trace(diamond.store, before, head)
+        assert {(window.partition, window.start, window.end) for window in traced.lost if window.topic == "even"} == {
+            (p, start, end) for p, (start, end) in enumerate(zip(lost.starts, lost.ends, strict=True)) if start < end
+        }
+        assert not any(
+            window.topic == "even" and window.start < lost.ends[window.partition] for window in traced.direct
+        )
+
+
+def test_a_marker_that_is_gone_is_no_loss_and_the_snapshot_completes() -> None:
+    diamond = Diamond()
+    diamond.step_all(records=8)
+    settle(diamond)
+    request(diamond.store, APP, "s", "ada@host")
+    for stage in ("moves", "evens", "odds"):
+        diamond.step(stage, records=0)
+    diamond.logs.delete("even", *diamond.logs.ends("even"))
+    diamond.start("joined")
+    assert not diamond.heads["joined"].lost
+    diamond.step_all(records=8)
+    settle(diamond)
+    complete(diamond)
+    assert failures(diamond) == []
+    assert find_snapshot(diamond.store, APP, "s") is not None
+    proved(diamond, f"{APP}@s")
+
+
+def test_litter_of_a_dead_writer_that_is_gone_is_no_loss() -> None:
+    diamond = Diamond()
+    diamond.step_all(records=8)
+    settle(diamond)
+    diamond.zombie("evens", "s")
+    diamond.logs.delete("even", *diamond.logs.ends("even"))
+    diamond.start("joined")
+    diamond.step_all(records=8)
+    settle(diamond)
+    assert not any(each.lost for each in versions(diamond, "joined"))
+    proved(diamond)
+
+
+def test_a_snapshot_that_awaits_a_marker_across_the_gap_is_failed_and_leaves_no_trace() -> None:
+    diamond = Diamond()
+    diamond.step_all(records=8)
+    settle(diamond)
+    asked = request(diamond.store, APP, "s", "ada@host")
+    for stage in ("moves", "odds", "joined"):
+        diamond.step(stage, records=8)
+    assert diamond.heads["joined"].awaited == {asked.id: ("even",)}
+    # Its marker comes behind the gap: what lies before it would be in flight.
+    diamond.step("evens")
+    behind = diamond.heads["evens"].outputs["even"].markers[asked.id]
+    diamond.logs.delete("even", *(offset for offset in behind))
+    diamond.start("joined", accept_loss=True)
+    head = diamond.heads["joined"]
+    assert not head.recorded.keys() | head.awaited.keys() | head.captured.keys()
+    assert open_requests(diamond.store, APP) == ()
+    assert [each.split(":")[0] for each in failures(diamond)] == ["s"]
+    settle(diamond)
+    proved(diamond)
+
+
+def test_a_snapshot_whose_marker_comes_behind_the_gap_completes_and_counts_what_is_lost() -> None:
+    diamond = Diamond()
+    diamond.step_all(records=8)
+    settle(diamond)
+    for stage in ("moves", "evens", "odds"):
+        diamond.step(stage, records=8)
+    diamond.logs.delete("even", *diamond.logs.ends("even"))
+    request(diamond.store, APP, "s", "ada@host")
+    for stage in ("moves", "evens", "odds"):
+        diamond.step(stage, records=0)
+    diamond.start("joined", accept_loss=True)
+    settle(diamond)
+    complete(diamond)
+    assert failures(diamond) == []
+    (books,) = (each for each in proved(diamond, f"{APP}@s").ledger if each.channel == "even")
+    assert sum(books.lost) > 0
+
+
+def test_an_instant_snapshot_across_a_gap_says_what_helps_and_names_no_option_it_has_not() -> None:
+    diamond = Diamond()
+    diamond.step_all(records=8)
+    for stage in ("moves", "evens", "odds"):
+        diamond.step(stage, records=8)
+    diamond.logs.delete("even", *diamond.logs.ends("even"))
+    cut = resolve(diamond.store, APP, now_ms=10**15)
+    with pytest.raises(
+        Refused, match=r"records in flight on 'even' to 'joined' cannot be kept: .* gone from Kafka"
+    ) as no:
+        pin(diamond.store, cut, "kept", reader=diamond.logs)
+    assert "accept-loss" not in no.value.hint + no.value.message
+    assert "slackwater run" in no.value.hint
+    diamond.start("joined", accept_loss=True)
+    pin(diamond.store, resolve(diamond.store, APP, now_ms=10**15), "kept", reader=diamond.logs)
+    proved(diamond, f"{APP}@kept")
+
+
+def test_what_a_claim_says_of_its_loss_is_held_against_the_versions_around_it() -> None:
+    diamond = Diamond()
+    diamond.step_all(records=8)
+    for stage in ("moves", "evens", "odds"):
+        diamond.step(stage, records=8)
+    diamond.logs.delete("even", *diamond.logs.ends("even"))
+    diamond.start("joined", accept_loss=True)
+    head = diamond.heads["joined"]
+    lost, at = head.lost["even"], head.inputs["even"]
+    more = tuple(rows + 1 for rows in lost.rows)
+
+    def said(manifest: Manifest) -> str:
+        diamond.store.put(keys.manifest(APP, "joined", head.version), codec.encode(manifest))
+        found = verify(diamond.store, APP, now_ms=10**15).differences
+        diamond.store.put(keys.manifest(APP, "joined", head.version), codec.encode(head))
+        return " | ".join(each.message for each in found)
+
+    assert "are lost; expected" in said(replace(head, lost={"even": replace(lost, rows=more)}))
+    assert "nothing says why" in said(replace(head, lost={}))
+    assert "what is lost goes from version" in said(replace(head, lost={"even": replace(lost, after=lost.after + 1)}))
+    assert "what is lost goes to offsets" in said(replace(head, lost={"even": replace(lost, ends=lost.starts)}))
+    back = replace(at, lost=tuple(rows + 1 for rows in at.lost))
+    assert "stands on 'even' at counts" in said(replace(head, inputs=head.inputs | {"even": back}))
+    assert "only a claim may do that" in said(replace(head, kind="batch"))
+
+
+def test_a_clone_and_a_collection_know_of_the_gap() -> None:
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(40))
+    for _ in range(3):
+        app.send(*flights(10))
+        app.step("legs")
+    topic = "flights-by-aircraft-repartition"
+    earliest = app.kafka.earliest[topic] = app.kafka.ends(topic) or ()
+
+    def cloned(name: str) -> None:
+        clone(app.store, app.name, name, topics={}, channels=app.kafka, by="ada@host")
+
+    def held() -> int:
+        """The first version of `legs` that a collection leaves, when it is to keep one version of each stage."""
+        known = {stage: StageKnown(1, head, head.version + 1) for stage, head in app.heads.items()}
+        read = partial(history.read, app.store, app.name)
+        return reachable(Known(10**15, known), Retention(versions=1), read).first("legs")
+
+    stood = app.heads["aircraft"].inputs["by-aircraft"]
+    with pytest.raises(Refused, match=topic):
+        cloned("too-late")
+    assert held() == stood.version
+
+    def build(draft: Manifest) -> Manifest:
+        finder = StartFinder(
+            app.store, app.name, "aircraft", draft, lambda _: TopicState(earliest, earliest), accept_loss=True
+        )
+        return start_at(app.store, draft, {"by-aircraft": finder.channel("by-aircraft", topic, "legs")}, "test:1")
+
+    app.heads["aircraft"] = claim(
+        app.store, app.name, "aircraft", writer="w", by="test:1", now_ms=app.clock.tick("aircraft"), build=build
+    )
+    passed = app.heads["aircraft"].inputs["by-aircraft"]
+    assert (passed.version, sum(passed.lost)) == (app.heads["legs"].version, 30)
+    app.step_all()
+    assert held() >= passed.version > stood.version
+    app.send(*flights(10))
+    app.step("legs")
+    cloned("staging")
+    made = FlightsApp(app.store, app.kafka, "staging", clock=app.clock)
+    for each in (app, made):
+        each.run(flights(20))
+        report = verify(app.store, each.name, now_ms=10**15, deep=True)
+        assert report.differences == ()
+        (books,) = (entry for entry in report.ledger if entry.lost)
+        assert (books.channel, sum(books.lost), books.difference) == ("by-aircraft", 30, 0)
+    assert app.state["carriers"].keys() == made.state["carriers"].keys()
+    assert sum(total[0] for total in made.state["aircraft"].values()) == 40 + 10 + 40
+
+
+def test_a_new_stage_of_a_clone_says_that_it_will_not_see_what_was_sent_before_and_one_of_a_whole_app_sees_all() -> (
+    None
+):
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(40))
+    clone(app.store, app.name, "staging", topics={}, channels=app.kafka, by="ada@host")
+
+    def entry(name: str, earliest: tuple[int, int] = (0, 0)) -> StartPosition:
+        topic = f"{name}-by-aircraft-repartition"
+        ends = app.kafka.ends(topic) or ()
+        finder = StartFinder(app.store, name, "late", None, lambda _: TopicState(earliest, ends), accept_loss=False)
+        return finder.channel("by-aircraft", topic, "legs")
+
+    whole, cloned = entry("flights"), entry("staging")
+    assert (whole.at.version, whole.at.offsets, whole.at.consumed, whole.unseen) == (0, (0, 0), (0, 0), "")
+    begins = app.heads["legs"].version
+    assert (cloned.at.version, cloned.at.offsets, cloned.at.consumed) == (begins - 1, (0, 0), ())
+    assert cloned.unseen == f"what legs sent before its v{begins}, which is no part of this app's history any more"
+    with pytest.raises(
+        Gone, match=r"would begin without what is gone from Kafka: .*\[0\] 0\.\.1 \(\d+ rows? of legs, v1 to v"
+    ):
+        entry("flights", (1, 0))
+
+
+def test_a_batch_that_finds_records_gone_names_the_option_of_run() -> None:
+    text = "PySparkRuntimeError: ...\n  slackwater.errors.Gone: offsets 3 to 5 of t[0] are gone from Kafka\n at org"
+    error = translate("late", text)
+    assert isinstance(error, Gone)
+    assert error.message == "stage 'late': offsets 3 to 5 of t[0] are gone from Kafka"
+    assert "--accept-loss" in error.hint
+
+
+operations_of_an_app = st.one_of(
+    st.tuples(
+        st.just("step"),
+        st.sampled_from(STAGES),
+        st.integers(0, 6),
+        st.sampled_from([None, None, 1, 4]),
+        st.sampled_from([False] * 7 + [True]),
+    ),
+    st.tuples(
+        st.just("delete"), st.sampled_from(sorted(SENDER)), st.lists(st.integers(0, 100), min_size=3, max_size=3)
+    ),
+    st.sampled_from([("take",), ("complete",), ("zombie",), ("restart", "joined"), ("restart", "odds")]),
+)
+
+
+@settings(max_examples=max(15, round(30 * TIMES)))
+@given(st.lists(operations_of_an_app, min_size=20, max_size=70), st.integers(0, 40))
+def test_whatever_is_deleted_and_accepted_no_account_is_wrong_and_no_snapshot_waits_for_ever(
+    schedule: Sequence[tuple[object, ...]], late: int
+) -> None:
+    diamond = Diamond(STAGES[:3] if late else STAGES)
+    asked: list[Request] = []
+
+    def again(stage: str) -> None:
+        """Start a stage as somebody does who reads what it says."""
+        try:
+            diamond.start(stage)
+        except Gone:
+            diamond.start(stage, accept_loss=True)
+            assert diamond.heads[stage].lost
+            event("records were lost")
+
+    for number, operation in enumerate(schedule):
+        if late and number == late:
+            again("joined")
+        match operation:
+            case ("step", str(stage), int(records), limit, bool(crash)) if stage in diamond.heads:
+                try:
+                    diamond.step(stage, records=records, max_records=limit, crash=crash)  # type: ignore[arg-type]
+                except (Gone, Corruption):
+                    again(stage)
+            case ("delete", str(channel), [*shares]):
+                ends = diamond.logs.ends(channel)
+                diamond.logs.delete(channel, *(end * share // 100 for end, share in zip(ends, shares, strict=False)))
+            case ("take",) if len(asked) < 3:
+                asked.append(request(diamond.store, APP, f"s{len(asked)}", "ada@host"))
+            case ("complete",):
+                complete(diamond)
+            case ("zombie",):
+                diamond.zombie("evens", asked[-1].id if asked else "s")
+            case ("restart", str(stage)) if stage in diamond.heads:
+                again(stage)
+    for stage in STAGES:
+        again(stage)
+    settle(diamond)
+    complete(diamond)
+    assert open_requests(diamond.store, APP) == ()
+    failed = {each.split(":")[0] for each in failures(diamond)}
+    for one in asked:
+        assert (find_snapshot(diamond.store, APP, one.name) is None) == (one.name in failed)
+        if one.name not in failed:
+            proved(diamond, f"{APP}@{one.name}")
+    assert all("gone from Kafka" in each or "went on without" in each for each in failures(diamond)), failures(diamond)
+    check_nothing_went_back_or_came_twice(diamond)
+    proved(diamond)
+    request(diamond.store, APP, "again", "ada@host")
+    settle(diamond)
+    complete(diamond)
+    proved(diamond, f"{APP}@again")

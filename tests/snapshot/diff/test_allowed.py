@@ -1,0 +1,106 @@
+"""Queries that name differences which are meant: wrong ones are told before there are any differences."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from slackwater.errors import NotFound, SlackwaterError, Usage
+from slackwater.snapshot.cut.graph import Cut
+from slackwater.snapshot.diff.allowed import check, without, without_all
+from slackwater.snapshot.diff.moments import StoredCut, TableDiff, diff
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions.manifest import Column
+
+from tests.support.stages import TABLE, Stage
+
+TABLES = {"streets": TABLE, "towns": replace(TABLE, key=(Column("Town", "string"),)), "new": None}
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> TableDiff:
+    """Of the keys 1 to 4, the second is changed, the third removed, the fifth added."""
+    stage = Stage()
+    before = stage.put({(number,): (number, "w") for number in range(1, 5)})
+    after = stage.put({(2,): (0, "w"), (3,): None, (5,): (5, "w")})
+    sides = (StoredCut(stage.store, Cut("app", {"stage": each})) for each in (before, after))
+    (found,) = diff(SstCache(tmp_path, 0), *sides)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("FROM stage", []),
+        ("SELECT k FROM Stage WHERE change = 'changed' AND after_v = 0", [3, 5]),
+        ("WITH few AS (FROM stage) SELECT * FROM few WHERE before_v IS NULL", [2, 3]),
+        ("FROM other", [2, 3, 5]),
+        # A word in it is not a table that it is over.
+        ("SELECT 'stage' AS k FROM other", [2, 3, 5]),
+    ],
+)
+def test_the_keys_that_it_returns_are_left_out_if_it_is_over_this_table(
+    found: TableDiff, sql: str, expected: list[int]
+) -> None:
+    left = without(found, sql)
+    assert left.changes.keys["k"].to_pylist() == expected
+    assert left.added + left.removed + left.changed == len(expected)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "FROM streets",
+        "SELECT k FROM STREETS WHERE change = 'added' OR before_v < after_v",
+        'SELECT "Town" FROM towns JOIN (SELECT 1) ON after_w = before_w',
+        # Whose columns nobody knows yet.
+        "SELECT whatever FROM new WHERE after_whatever > 1",
+    ],
+)
+def test_what_could_be_meant_is_let_through(sql: str) -> None:
+    check([sql], TABLES)
+
+
+@pytest.mark.parametrize(
+    ("sql", "error", "words"),
+    [
+        ("SELEKT nonsense", Usage, "syntax error"),
+        ("SELEKT new", Usage, "syntax error"),
+        ("", Usage, "expected one SQL statement, found 0"),
+        ("FROM streets; FROM towns", Usage, "expected one SQL statement, found 2"),
+        ("DROP TABLE streets", Usage, "this is a DROP statement"),
+        ("DROP TABLE new", Usage, "this is a DROP statement"),
+        ("FROM strets", Usage, "one table, of streets, towns, new; it names none of them"),
+        ("SELECT 1", Usage, "one table, of streets, towns, new; it names none of them"),
+        ("SELECT k FROM streets JOIN towns ON true", Usage, "it names streets and towns"),
+        ("FROM streets JOIN elsewhere ON true", NotFound, "no table named 'elsewhere'"),
+        ("FROM streets WHERE after_x = 1", NotFound, "no column named 'after_x'"),
+        ("SELECT change FROM streets", Usage, "named by their key: k is not among the columns"),
+        (
+            "SELECT k FROM streets JOIN read_csv('/etc/passwd') ON true",
+            SlackwaterError,
+            "disabled|not permitted|denied",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_before_there_are_differences(sql: str, error: type[SlackwaterError], words: str) -> None:
+    with pytest.raises(error, match=words) as told:
+        check(["FROM streets", sql], TABLES)
+    # A trial has no file for rows.
+    assert "--out" not in told.value.hint
+
+
+def test_a_column_that_the_differences_have_not_is_told_when_there_are_any(found: TableDiff) -> None:
+    with pytest.raises(NotFound, match="no column named 'after_x'"):
+        without(found, "FROM stage WHERE after_x = 1")
+    with pytest.raises(Usage, match="named by their key: k"):
+        without(found, "SELECT change FROM stage")
+
+
+def test_what_others_leave_is_not_lost_for_one_that_could_not_say(found: TableDiff) -> None:
+    (left,), wrong = without_all(
+        (found,), ["SELECT k FROM stage WHERE k = 2", "FROM stage WHERE after_x = 1", "SELECT k FROM stage WHERE k = 5"]
+    )
+    assert left.changes.keys["k"].to_pylist() == [3]
+    (told,) = wrong
+    assert told.startswith("no column named 'after_x'; the nearest: ")
+    assert told.endswith("(FROM stage WHERE after_x = 1)")

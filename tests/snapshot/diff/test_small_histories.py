@@ -1,0 +1,133 @@
+"""Few keys that are written, deleted, expire and are merged away, again and again: each difference, each history."""
+
+import tempfile
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from slackwater.snapshot.diff import candidates, stored_rows
+from slackwater.snapshot.diff.key_history import key_history
+from slackwater.snapshot.diff.moments import table_diff
+from slackwater.snapshot.diff.stored_rows import TableSide
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import keys
+from slackwater.store.versions.manifest import Manifest, Ttl
+
+from tests.models.profiles import scaled
+from tests.support.stages import TABLE, Stage
+from tests.support.state_rows import Key, Values
+
+KEYS = range(4)
+TTL_MS = 3
+
+PUTS = st.tuples(
+    st.dictionaries(st.sampled_from(KEYS), st.none() | st.integers(0, 2), max_size=3), st.sampled_from([0, 0, 1, 3])
+)
+
+"""Values by key, None to delete; and by how much the clock goes on."""
+MERGES = st.tuples(st.integers(0, 2), st.integers(1, 9))
+"""Which sorted runs, newest first."""
+STEPS = st.lists(PUTS | MERGES.map(lambda ends: (ends[0], ends[0] + ends[1])), min_size=4, max_size=14)
+
+
+@dataclass
+class Model:
+    """The table at each version, as dictionaries."""
+
+    stage: Stage
+    ttl_ms: int
+    rows: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By key, the value and when it expires."""
+    shown: list[dict[int, int]] = field(default_factory=list)
+
+    def put(self, values: dict[int, int | None], later_ms: int) -> None:
+        clock_ms = self.stage.clock_ms + later_ms
+        changes: dict[Key, Values | None] = {
+            (key,): None if value is None else (value, "w") for key, value in values.items()
+        }
+        self.stage.put(changes, clock_ms)
+        for key, value in values.items():
+            self.rows.pop(key, None)
+            if value is not None:
+                self.rows[key] = value, clock_ms + self.ttl_ms
+        self.see()
+
+    def see(self) -> None:
+        """Note what the newest version shows."""
+        while len(self.shown) < len(self.stage.versions):
+            clock_ms = self.stage.clock_ms
+            live = {key: value for key, (value, ends_ms) in self.rows.items() if not self.ttl_ms or ends_ms > clock_ms}
+            self.shown.append(live)
+
+
+def written(steps: list[tuple[object, object]], cache: SstCache, *, expires: bool) -> Model:
+    table = replace(TABLE, ttl=Ttl(TTL_MS)) if expires else TABLE
+    model = Model(Stage(table), TTL_MS if expires else 0)
+    for first, second in steps:
+        if isinstance(first, dict):
+            assert isinstance(second, int)
+            model.put(first, second)
+        elif model.stage.versions:
+            assert isinstance(first, int)
+            assert isinstance(second, int)
+            model.stage.merge(cache, first, second)
+            model.see()
+    return model
+
+
+@settings(scaled(20, in_ci=200), deadline=None)
+@given(STEPS, st.booleans(), st.data())
+def test_each_difference_and_history_is_that_of_the_dictionaries(
+    steps: list[tuple[object, object]], expires: bool, data: st.DataObject
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        cache = SstCache(Path(folder), 0)
+        model = written(steps, cache, expires=expires)
+        if not model.shown:
+            return
+        patch.setattr(candidates, "VERSION_BYTES", data.draw(st.sampled_from([0, 1 << 40]), "by comparing"))
+        patch.setattr(stored_rows, "SMALL_BYTES", data.draw(st.sampled_from([0, 1 << 20]), "whole"))
+        # The newest version is never collected.
+        old = range(1, len(model.shown))
+        thinned = data.draw(st.sets(st.sampled_from(old), max_size=3) if old else st.just(set[int]()), "collected")
+        store = CountingStore(model.stage.store)
+        places = st.integers(0, len(model.shown) - 1)
+        for one, other in [(0, len(model.shown) - 1), *data.draw(st.lists(st.tuples(places, places), max_size=5))]:
+            check_diff(model, store, cache, one, other)
+        for version in thinned:
+            model.stage.store.delete(keys.manifest("app", "stage", version))
+        for key in KEYS:
+            check_history(model, CountingStore(model.stage.store), cache, key, thinned)
+
+
+def check_diff(model: Model, store: CountingStore, cache: SstCache, one: int, other: int) -> None:
+    before, after = model.shown[one], model.shown[other]
+    sides = (side_of(store, cache, model.stage.versions[place]) for place in (one, other))
+    found = table_diff("stage", *sides)
+    assert {each.key["k"]: (value(each.before), value(each.after)) for each in found.changes} == {
+        key: (before.get(key), after.get(key)) for key in KEYS if before.get(key) != after.get(key)
+    }
+
+
+def side_of(store: CountingStore, cache: SstCache, manifest: Manifest) -> TableSide:
+    assert manifest.table is not None
+    return TableSide(store, cache, manifest.table, manifest, manifest.clock_ms)
+
+
+def check_history(model: Model, store: CountingStore, cache: SstCache, key: int, thinned: set[int]) -> None:
+    found = key_history(store, cache, "app", "stage", [key], now_ms=model.stage.clock_ms)
+    left = [(number, shown.get(key)) for number, shown in enumerate(model.shown, 1) if number not in thinned]
+    expected = [(number, earlier, was, now) for (earlier, was), (number, now) in pairwise(left) if was != now]
+    if left[0][1] is not None:
+        expected.insert(0, (left[0][0], 0, None, left[0][1]))
+    changes = [(each.version, each.after_version, value(each.before), value(each.after)) for each in found.changes]
+    assert changes == expected[::-1]
+
+
+def value(row: object) -> object:
+    return row["v"] if isinstance(row, dict) else None

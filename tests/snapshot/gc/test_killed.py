@@ -1,0 +1,45 @@
+"""A collection that is killed leaves a whole history, and the next one ends it."""
+
+import pytest
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.store.versions import history
+
+from tests.models.profiles import crash_points
+from tests.support.collecting import Killed, check_whole, gc, keys_of, old_app, store_of
+
+
+def test_killed_anywhere_it_leaves_a_whole_history_and_the_next_one_ends_it() -> None:
+    expected = old_app()
+    with store_of(expected).requests() as made:
+        gc(expected)
+    kept = _shape(keys_of(store_of(expected)))
+    assert len(made) > 50
+    for point in crash_points(len(made))[:-1]:
+        app = old_app()
+        with pytest.raises(Killed), store_of(app).death_after(point):
+            gc(app)
+        check_whole(app)
+        gc(app)
+        check_whole(app)
+        assert _shape(keys_of(store_of(app))) == kept
+
+
+def test_what_a_killed_collection_only_proposed_comes_back() -> None:
+    app = old_app()
+    before = history.versions(app.store, "flights", "legs")
+
+    def kill() -> None:
+        raise Killed
+
+    store = store_of(app)
+    store.once("put_if_absent", "boundaries/", lambda: store.once("list", "snapshots/", kill))
+    with pytest.raises(Killed):
+        gc(app)
+    assert history.versions(store, "flights", "legs") != before
+    gc(app, Retention())
+    assert history.versions(store, "flights", "legs") == before
+
+
+def _shape(found: set[str]) -> tuple[set[str], int]:
+    """Names of manifests, and how many SSTs there are: those have random names."""
+    return {key for key in found if "/manifests/" in key}, sum("/sst/" in key for key in found)

@@ -1,0 +1,183 @@
+"""What may happen while a collection runs: pins, clones, batches, other collections, sleeping writers, reads."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from slackwater.errors import Corruption, Fenced, NotFound, Refused
+from slackwater.operations.staging.clone import clone
+from slackwater.snapshot.cut.resolve import resolve, telling_if_collected
+from slackwater.snapshot.cut.stored import find_snapshot, list_snapshots
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.query.sql import connect
+from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import codec, history, horizon, keys
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.manifest import Manifest
+
+from tests.support.collecting import (
+    check_whole,
+    fresh,
+    gc,
+    keys_of,
+    old_app,
+    store_of,
+)
+from tests.support.histories import FlightsApp, flights
+
+
+def test_a_pin_made_while_it_looks_is_kept() -> None:
+    app = old_app()
+    cut = resolve(app.store, "flights/legs@v4", now_ms=0)
+    store_of(app).once("put_if_absent", "boundaries/", lambda: pin(app.store, cut, "just-now"))
+    gc(app)
+    assert resolve(app.store, "flights@just-now", now_ms=0).versions == cut.versions
+    check_whole(app)
+
+
+def test_a_pin_of_what_was_proposed_meanwhile_gives_way() -> None:
+    app = old_app()
+    cut = resolve(app.store, "flights/legs@v4", now_ms=0)
+    # The collection goes on, to its end, between the look of the pin and its write.
+    store_of(app).once("put_if_absent", "snapshots/", lambda: gc(app))
+    with pytest.raises(NotFound, match="was collected before it could be pinned"):
+        pin(app.store, cut, "too-late")
+    assert find_snapshot(app.store, "flights", "too-late") is None
+    check_whole(app)
+
+
+def test_a_pin_made_between_the_proposal_and_the_second_look_gives_way_too() -> None:
+    app = old_app()
+    store, cut = store_of(app), resolve(app.store, "flights/legs@v4", now_ms=0)
+    refused = []
+
+    def try_to_pin() -> None:
+        with pytest.raises(NotFound) as caught:
+            pin(store, cut, "too-late")
+        refused.append(caught)
+
+    store.once("put_if_absent", "boundaries/", lambda: store.once("list", "snapshots/", try_to_pin))
+    gc(app)
+    assert refused
+    assert not list_snapshots(store, "flights")
+    check_whole(app)
+
+
+def test_what_a_removed_snapshot_pinned_may_be_pinned_again_while_a_collection_ends() -> None:
+    """The proposal still keeps it, which is all that the second pin can see."""
+    app = old_app()
+    store, cut = store_of(app), resolve(app.store, "flights/legs@v4", now_ms=0)
+    pin(store, cut, "first")
+
+    def remove_and_pin() -> None:
+        remove(store, "flights", "first")
+        store.once("put_if_absent", "boundaries/", lambda: pin(store, cut, "second"))
+
+    store.once("put_if_absent", "boundaries/", lambda: store.once("list", "snapshots/", remove_and_pin))
+    gc(app)
+    assert [each.name for each in list_snapshots(store, "flights")] == ["second"]
+    for _ in range(2):
+        assert resolve(fresh(store), "flights@second", now_ms=0).versions == cut.versions
+        check_whole(app)
+        gc(app)
+
+
+def test_a_clone_of_what_is_collected_meanwhile_is_refused_whole() -> None:
+    app = old_app()
+    store_of(app).once("put_if_absent", "snapshots/", lambda: gc(app))
+    with pytest.raises(NotFound):
+        clone(app.store, "flights/legs@v4", "staging", topics={}, channels=app.kafka, by="test", now_ms=0)
+    assert not keys_of(store_of(app), "staging/")
+    assert not list_snapshots(app.store, "flights")
+
+
+@pytest.mark.parametrize("moment", ["list:snapshots/", "put_if_absent:boundaries/", "get:manifests/"])
+def test_of_two_collections_one_gives_way_and_nothing_is_lost(moment: str) -> None:
+    app = old_app()
+    verb, part = moment.split(":")
+    store_of(app).once(verb, part, lambda: gc(app, Retention(versions=2)))
+    with pytest.raises(Refused, match="another collection of flights went on"):
+        gc(app)
+    check_whole(app)
+    gc(app)
+    check_whole(app)
+
+
+@pytest.mark.parametrize("moment", ["list:manifests/", "put_if_absent:boundaries/", "delete:manifests/", "delete:sst/"])
+def test_the_app_goes_on_beside_it(moment: str) -> None:
+    app = old_app()
+    verb, part = moment.split(":")
+
+    def go_on() -> None:
+        app.run(flights(20))
+        app.compact("carriers")
+
+    store_of(app).once(verb, part, go_on)
+    gc(app)
+    check_whole(app)
+
+
+def test_a_stalled_writer_does_not_create_a_number_again() -> None:
+    app = old_app()
+    stalled = successor(app.version("legs", 4), kind="batch", epoch=1, writer="stalled", by="old:1", now_ms=0)
+    gc(app)
+    with pytest.raises(Fenced, match="its history begins at v"):
+        commit(app.store, stalled)
+    assert keys.manifest("flights", "legs", 5) not in keys_of(store_of(app))
+
+
+def test_a_number_that_a_stalled_writer_created_and_died_is_collected_and_never_read() -> None:
+    app = old_app()
+    gc(app)
+    zombie = replace(app.heads["legs"], version=5, time_ms=1)
+    _write(app, zombie)
+    assert 5 not in history.versions(app.store, "flights", "legs")
+    assert history.head(app.store, "flights", "legs") == app.heads["legs"]
+    assert gc(app).objects == 1
+    check_whole(app)
+
+
+def _write(app: FlightsApp, manifest: Manifest) -> None:
+    app.store.put(keys.manifest(manifest.app, manifest.stage, manifest.version), codec.encode(manifest))
+
+
+def test_a_writer_that_was_away_for_less_than_half_a_minute_need_not_look() -> None:
+    now = 0.0
+    freshness = horizon.Freshness(lambda: now)
+    freshness.saw_free("app", "stage", 5, freshness.now())
+    now = 29.0
+    assert freshness.is_fresh("app", "stage", 5)
+    assert not freshness.is_fresh("app", "stage", 6)
+    now = 1800.0
+    assert not freshness.is_fresh("app", "stage", 5)
+
+
+def test_reading_a_version_that_is_collected_meanwhile_says_so(tmp_path: Path) -> None:
+    app = old_app()
+    cut = resolve(app.store, "flights/carriers@v3", now_ms=app.clock.now_ms)
+    store_of(app).once("get", "/sst/", lambda: gc(app))
+    with (
+        closing(SstCache(tmp_path, 1 << 30)) as cache,
+        pytest.raises(NotFound, match=r"carriers@v3 went while it was read: retention does not keep it") as error,
+        telling_if_collected(app.store, cut),
+        connect(app.store, cache, cut),
+    ):
+        pass
+    assert "--instant" in error.value.hint
+
+
+def test_damage_to_a_version_that_stays_is_told_as_damage(tmp_path: Path) -> None:
+    app = old_app()
+    gc(app)
+    cut = resolve(app.store, "flights", now_ms=app.clock.now_ms)
+    app.store.delete(cut.stages["aircraft"].ssts[0].object)
+    with (
+        closing(SstCache(tmp_path, 1 << 30)) as cache,
+        pytest.raises(Corruption, match="the object is missing"),
+        telling_if_collected(app.store, cut),
+        connect(app.store, cache, cut),
+    ):
+        pass

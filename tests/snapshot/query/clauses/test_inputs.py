@@ -1,0 +1,119 @@
+"""`input('orders')`: the records that an app had read at a moment, as rows."""
+
+import pytest
+from slackwater.errors import Corruption, NotFound, Usage
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.query.answers import answer
+from slackwater.snapshot.query.clauses import InputOf, understand
+from slackwater.store.archive import index, objects
+from slackwater.store.archive.extents import Extent
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+
+from tests.store.archive.small_archives import BY, append
+from tests.support.histories import FlightsApp, Kafka, flights
+
+APP = "flights"
+
+
+@pytest.fixture
+def app() -> FlightsApp:
+    """An app whose first stage has read 30 records, of which those from the fourth on are archived."""
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(30))
+    for partition, end in enumerate(ends(app)):
+        if end > 3:
+            append(app.store, APP, Extent(partition, 3, end + 4), topic="flights")
+    return app
+
+
+def ends(app: FlightsApp, ref: str = APP) -> tuple[int, ...]:
+    cut = resolve(app.store, ref, now_ms=app.clock.now_ms)
+    (at,) = (each for stage in cut.stages.values() for each in stage.inputs.values() if not each.upstream)
+    return at.offsets
+
+
+def ask(app: FlightsApp, sql: str, cache: SstCache, ref: str = APP) -> list[dict[str, object]]:
+    cut = resolve(app.store, ref, now_ms=app.clock.now_ms)
+    return answer(app.store, cache, cut, sql, later={}, now_ms=app.clock.now_ms).to_pylist()
+
+
+def test_it_has_what_the_app_had_read_by_then_and_nothing_that_came_later(app: FlightsApp, cache: SstCache) -> None:
+    for ref in (APP, f"{APP}@~5"):
+        expected = [(p, at) for p, end in enumerate(ends(app, ref)) for at in range(3, end)]
+        rows = ask(app, "SELECT partition, \"offset\" o FROM input('flights') ORDER BY ALL", cache, ref)
+        assert [(each["partition"], each["o"]) for each in rows] == expected
+    assert ends(app) != ends(app, f"{APP}@~5")
+
+
+def test_it_is_a_table_like_any_other(app: FlightsApp, cache: SstCache) -> None:
+    first = ask(app, "FROM input('flights') ORDER BY partition, \"offset\" LIMIT 1", cache)[0]
+    assert (first["topic"], first["offset"], first["value"], first["headers"]) == (
+        "flights",
+        3,
+        f"{first['partition']}:3".encode(),
+        [{"key": "h", "value": b"x"}],
+    )
+    joined = ask(
+        app,
+        "SELECT count(*) n, any_value(decode(i.value)) v FROM input('flights') i, aircraft WHERE i.\"offset\" = 4",
+        cache,
+    )
+    assert str(joined[0]["v"]).endswith(":4")
+    twice = ask(
+        app, "SELECT count(*) n FROM input('flights') JOIN INPUT('flights') b USING (partition, \"offset\")", cache
+    )
+    assert twice == ask(app, "SELECT count(*) n FROM input('flights')", cache)
+
+
+def test_only_what_is_asked_for_is_read(app: FlightsApp, cache: SstCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "_WHOLE_BYTES", 0)
+    rows = ask(app, "SELECT count(value) n FROM input('flights') WHERE \"offset\" BETWEEN 4 AND 6", cache)
+    assert rows[0]["n"] == sum(min(end, 7) - 4 for end in ends(app) if end > 4)
+
+
+def test_a_topic_that_is_not_read_or_not_archived_is_named(app: FlightsApp, cache: SstCache) -> None:
+    with pytest.raises(NotFound, match="no input named 'fligths'; the nearest: flights"):
+        ask(app, "FROM input('fligths')", cache)
+    empty = FlightsApp(MemoryStore(), Kafka())
+    empty.run(flights(5))
+    with pytest.raises(
+        NotFound, match="no input archive named 'flights'; app 'flights' has none of this topic"
+    ) as none:
+        ask(empty, "FROM input('flights')", cache)
+    assert "[retention]" in none.value.hint
+
+
+@pytest.mark.parametrize("whole", [0, 1 << 20])
+def test_an_object_that_is_damaged_is_named_and_no_row_is_given(
+    app: FlightsApp, cache: SstCache, whole: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "_WHOLE_BYTES", whole)
+    head = index.newest(app.store, APP, "flights")
+    assert head is not None
+    data = bytearray(app.store.get(head.objects[0].object))
+    data[200] ^= 1
+    app.store.put(head.objects[0].object, bytes(data))
+    with pytest.raises(Corruption, match="is damaged: "):
+        ask(app, "SELECT count(value), sum(hash(value, key, timestamp, headers)) FROM input('flights')", cache)
+    app.store.delete(head.objects[0].object)
+    with pytest.raises(Corruption, match="the object is missing"):
+        ask(app, "FROM input('flights')", cache)
+
+
+def test_a_moment_before_a_topic_was_made_anew_has_the_records_of_then(app: FlightsApp, cache: SstCache) -> None:
+    index.change(
+        app.store,
+        index.empty(APP, "flights", 2),
+        index.appended((), (Extent(0, 0, 100),)),
+        by=BY,
+        now_ms=app.clock.now_ms + 1,
+    )
+    assert ask(app, "SELECT count(*) n FROM input('flights')", cache)[0]["n"]
+
+
+def test_it_is_understood_where_it_stands_alone() -> None:
+    assert understand("FROM input('a') WHERE x = 'input(''b'')'").clauses == (InputOf("a"),)
+    assert understand("SELECT input(a), input FROM t").clauses == ()
+    with pytest.raises(Usage, match="takes one string"):
+        understand("FROM input('a', 'b')")

@@ -1,0 +1,85 @@
+"""A key's text is read back as that key, whatever its columns are: the law of `key_text`."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.client.show.values import key_word
+from slackwater.errors import Usage
+from slackwater.snapshot.query.columns import parse_key
+from slackwater.snapshot.query.key_text import NULL, key_of, text_of, text_of_key, value_of
+from slackwater.store.sst.arrow_types import python_rows
+from slackwater.store.versions.manifest import Column, Table
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
+    ["", NULL, r"\\N", r"\n", "[1]", "-5", "null"]
+)
+_TIMES = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31))  # noqa: DTZ001  with a zone below
+KINDS: dict[str, st.SearchStrategy[Any]] = {
+    "string": _TEXT,
+    "binary": st.binary(max_size=9),
+    "bool": st.booleans(),
+    "int64": st.integers(-(1 << 63), (1 << 63) - 1),
+    "double": st.floats(allow_nan=False),
+    "decimal128(18, 2)": st.decimals(-(10**15), 10**15, places=2),
+    "date32[day]": st.dates(),
+    "timestamp[us]": _TIMES,
+    "timestamp[us, tz=UTC]": _TIMES.map(lambda at: at.replace(tzinfo=UTC)),
+    "struct<s: string, x: double, b: binary>": st.fixed_dictionaries(
+        {"s": st.none() | _TEXT, "x": st.none() | st.floats(allow_nan=False), "b": st.none() | st.binary(max_size=3)}
+    ),
+}
+
+
+@st.composite
+def keys(draw: st.DrawFn) -> tuple[Table, tuple[Any, ...]]:
+    """A table with a key of one to three columns, and a key of it."""
+    kinds = draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3))
+    table = Table(tuple(Column(f"k{n}", kind) for n, kind in enumerate(kinds)), (), 1)
+    return table, tuple(draw(st.none() | KINDS[kind]) for kind in kinds)
+
+
+@given(keys())
+def test_a_key_is_read_as_it_is_written(drawn: tuple[Table, tuple[Any, ...]]) -> None:
+    table, key = drawn
+    expected = list(python_rows(parse_key("t", table, key)))
+    assert list(python_rows(parse_key("t", table, key_of("t", table, text_of_key(key))))) == expected
+    # As arguments of the command line: a word for each column, as tables show it.
+    assert list(python_rows(parse_key("t", table, [value_of(text_of(value)) for value in key]))) == expected
+    shown = [key_word(value) for (row,) in [expected] for value in row.values()]
+    assert list(python_rows(parse_key("t", table, [value_of(str(word)) for word in shown]))) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, r"\N"),
+        (r"\N", r"\\N"),
+        (r"\\N", r"\\\N"),
+        (r"\n", r"\n"),
+        ("", ""),
+        ("NULL", "NULL"),
+        (-5, "-5"),
+        (b"\x00\xff", "00ff"),
+        (True, "true"),
+        (date(2026, 11, 1), "2026-11-01"),
+        (Decimal("0.10"), "0.10"),
+        ({"s": None, "n": -1}, '{"s": null, "n": -1}'),
+    ],
+)
+def test_texts_are_these(value: object, text: str) -> None:
+    assert text_of(value) == text
+
+
+def test_a_key_of_several_columns_is_a_json_array_in_which_null_is_null() -> None:
+    table = Table((Column("a", "string"), Column("b", "int32")), (), 1)
+    assert text_of_key((None, -5)) == "[null, -5]"
+    assert json.loads(text_of_key((NULL, 1))) == [NULL, 1]
+    with pytest.raises(Usage, match="a key of several columns is a JSON array"):
+        key_of("t", table, "x")

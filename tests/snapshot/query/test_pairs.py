@@ -1,0 +1,46 @@
+"""Rows of two tables that are the same, in pairs: against Python's own multisets."""
+
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.snapshot.query.row_local import pairs
+
+SCHEMA = pa.schema([("k", pa.string()), ("x y", pa.float64()), ("l", pa.list_(pa.int64()))])
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "k": st.sampled_from(["a", "b", None]),
+            "x y": st.sampled_from([0.0, 1.5, float("nan"), None]),
+            "l": st.sampled_from([[1], [], [None, 2], None]),
+        }
+    ),
+    max_size=20,
+)
+
+
+def text(row: dict[str, object]) -> str:
+    return repr(sorted(row.items()))
+
+
+@given(ROWS, ROWS)
+def test_as_many_rows_are_paired_as_both_tables_have_each_with_an_equal_one(
+    ours: list[dict[str, object]], theirs: list[dict[str, object]]
+) -> None:
+    mine, other = pairs(*(pa.Table.from_pylist(rows, SCHEMA) for rows in (ours, theirs)))
+    assert len({*mine.tolist()}) == len(mine) == len({*other.tolist()})
+    # In Python NaN is equal to nothing: its text is.
+    for one, two in zip(mine.tolist(), other.tolist(), strict=True):
+        assert text(ours[one]) == text(theirs[two])
+    both = Counter(map(text, ours)) & Counter(map(text, theirs))
+    assert len(mine) == both.total()
+    assert mine.tolist() == sorted(mine.tolist())
+
+
+def test_of_equal_rows_the_first_is_paired_with_the_first() -> None:
+    rows = pa.table({"k": ["a", "b", "a", "a"]})
+    mine, other = pairs(rows, pa.table({"k": ["a", "a", "c"]}))
+    assert (mine.tolist(), other.tolist()) == ([0, 2], [0, 1])
+    assert all(part.dtype == np.int64 for part in (mine, other))

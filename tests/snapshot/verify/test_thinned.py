@@ -1,0 +1,101 @@
+"""Verifying deeply what garbage collection has left of a history: what it took is not missing, all else is."""
+
+from collections.abc import Iterator
+
+import pytest
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.verify.verify import Report, verify
+from slackwater.store.versions import history, horizon, keys
+
+from tests.support.collecting import HOUR_MS, StoreClock, aging_app, fresh
+from tests.support.histories import STAGES, FlightsApp, flights
+
+
+def wait(app: FlightsApp) -> None:
+    assert isinstance(app.clock, StoreClock)
+    app.clock.wait(2 * HOUR_MS)
+
+
+@pytest.fixture(scope="module")
+def kept() -> FlightsApp:
+    """An old snapshot, a rescale there and back while nobody looked, and a few versions that are left whole."""
+    app = aging_app()
+    app.run(flights(30))
+    pin(app.store, resolve(app.store, app.name, now_ms=app.clock.now_ms), "old")
+    app.rescale("aircraft", 5)
+    app.run(flights(20, aircraft=20))
+    app.rescale("aircraft", 2)
+    app.run(flights(20))
+    wait(app)
+    app.run(flights(40))
+    wait(app)
+    collect(app.store, app.name, Retention(versions=3), by="test")
+    return app
+
+
+@pytest.fixture
+def app(kept: FlightsApp) -> Iterator[FlightsApp]:
+    """The one of all tests here; what one of them does to the store is undone."""
+    before = {info.key: kept.store.get(info.key) for info in kept.store.list("")}
+    yield kept
+    for key, data in before.items():
+        kept.store.put(key, data)
+
+
+def deeply(app: FlightsApp, ref: str = "flights") -> Report:
+    return verify(fresh(app.store), ref, now_ms=app.clock.now_ms, deep=True)
+
+
+def message(found: Report) -> str:
+    (difference,) = found.differences
+    return difference.message
+
+
+@pytest.mark.parametrize("ref", ["flights", "flights@old", "flights@~2"])
+def test_versions_that_were_collected_are_not_missing(app: FlightsApp, ref: str) -> None:
+    versions = history.versions(app.store, app.name, "aircraft")
+    assert len(versions) < versions[-1] - versions[0], "the history was to be thinned"
+    assert deeply(app, ref).differences == ()
+
+
+def test_a_version_that_is_doomed_and_still_there_is_no_part_of_the_history(app: FlightsApp) -> None:
+    limit = horizon.newest(app.store, app.name)
+    assert limit is not None
+    doomed = keys.manifest(app.name, "aircraft", limit.first["aircraft"] - 1)
+    app.store.put(doomed, b"whatever it was")
+    assert deeply(app).differences == ()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_version_that_the_collection_left_and_that_is_gone_is_named(app: FlightsApp, stage: str) -> None:
+    limit = horizon.newest(app.store, app.name)
+    assert limit is not None
+    gone = keys.manifest(app.name, stage, limit.kept[stage][0])
+    app.store.delete(gone)
+    assert f"{gone} is missing" in message(deeply(app))
+
+
+def test_the_version_from_which_on_the_history_is_whole_is_named_when_it_is_gone(app: FlightsApp) -> None:
+    limit = horizon.newest(app.store, app.name)
+    assert limit is not None
+    gone = keys.manifest(app.name, "carriers", limit.first["carriers"])
+    app.store.delete(gone)
+    assert f"{gone} is missing" in message(deeply(app))
+
+
+def test_a_gap_in_what_is_whole_is_named(app: FlightsApp) -> None:
+    head = app.heads["carriers"].version
+    gone = keys.manifest(app.name, "carriers", head - 1)
+    app.store.delete(gone)
+    assert f"{gone} is missing: carriers has v{head - 2}, and next v{head}" in message(deeply(app))
+
+
+def test_a_boundary_that_cannot_be_read_is_a_difference(app: FlightsApp) -> None:
+    limit = horizon.newest(app.store, app.name)
+    assert limit is not None
+    key = keys.note(keys.boundaries(app.name), limit.number)
+    app.store.put(key, b"{")
+    assert any(key in each.message for each in deeply(app, "flights@old").differences)

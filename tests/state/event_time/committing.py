@@ -1,0 +1,75 @@
+"""A stage whose versions are committed as batches commit them, without Spark."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slackwater.operations.staging.clone import clone
+from slackwater.state.event_time import BatchTimes, Due, TimeRules, Watermark
+from slackwater.state.kinds.kind import DueBy
+from slackwater.state.next_version import Outcome, TaskReport, Written, next_version
+from slackwater.state.records import Position
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions import codec, commit, history
+from slackwater.store.versions.manifest import Input, Manifest, Table
+
+from tests.support.histories import Kafka, Message
+
+
+@dataclass
+class Committing:
+    """The stage `a/s`, or that of a clone, which reads the topic `t`, or others."""
+
+    store: ObjectStore = field(init=False)
+    head: Manifest = field(init=False)
+
+    def begin(self, store: ObjectStore, table: Table, *topics: str) -> None:
+        """Claim it."""
+        self.store = store
+        inputs = {topic: Input(topic, (0,)) for topic in topics or ("t",)}
+        self._commit(Manifest("a", "s", 1, 1, "w", 1, "claim", inputs, table=table))
+
+    def batch_done(
+        self,
+        records: int,
+        results: Sequence[TaskReport],
+        *watermarks: Watermark,
+        due_by: DueBy | None = None,
+        due: Due | None = None,
+        behind_ms: int = 0,
+        bound_ms: int | None = None,
+    ) -> None:
+        """Commit the version of a batch of so many records."""
+        ends = {topic: Position(topic, (at.offsets[0] + records,)) for topic, at in self.head.inputs.items()}
+        self._commit(
+            next_version(
+                self.head,
+                ends,
+                Outcome((), {}, {}, {}, changed=False),
+                Written(results),
+                (),
+                TimeRules(watermarks, set(ends), due_by, behind_ms),
+                BatchTimes(0, bound_ms or 0, due),
+                with_rows=bound_ms is not None,
+                now_ms=self.head.time_ms + 1,
+                duration_ms=1,
+            )
+        )
+
+    def restart(self) -> None:
+        """Another runner claims the stage, and knows nothing but what is stored."""
+        head = codec.decode(codec.encode(self.head), Manifest, key="k")
+        now_ms = head.time_ms + 1
+        self._commit(commit.successor(head, kind="claim", epoch=head.epoch + 1, writer="w", by="h:1", now_ms=now_ms))
+
+    def clone(self) -> None:
+        """Go on as a clone of the newest moment, which has its SSTs and knows nothing but what is stored."""
+        name, kafka = f"{self.head.app}b", Kafka()
+        for topic, at in self.head.inputs.items():
+            kafka.topics[topic] = [[Message(())] * at.offsets[0]]
+        clone(self.store, self.head.app, name, topics={}, channels=kafka, by="h:1", now_ms=self.head.time_ms)
+        self.head = history.read(self.store, name, "s", self.head.version)
+        self.restart()
+
+    def _commit(self, manifest: Manifest) -> None:
+        commit.commit(self.store, manifest)
+        self.head = manifest

@@ -1,0 +1,124 @@
+"""A stage whose rows fall due, at work without Spark: batches as tasks make them, in memory."""
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+from msgspec.structs import replace
+from slackwater.pipeline.batch.state_task import MARK, StateTask
+from slackwater.pipeline.spark.places import Places
+from slackwater.snapshot.change.migrate import find_plan, lines, migrate
+from slackwater.state.event_time import Lateness, Times, Watermark, due_after
+from slackwater.state.fits import Declared, DeclaredStage
+from slackwater.state.kinds.due import window_of
+from slackwater.state.kinds.kind import Bound, Kind
+from slackwater.state.next_version import TaskReport
+from slackwater.state.step import Made, Step
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.sst import sorted_runs
+from slackwater.store.sst.arrow_types import from_arrow
+from slackwater.store.sst.hashing import hash_keys
+from slackwater.store.versions import history
+from slackwater.store.versions.manifest import Column, Declaration, Table
+
+from tests.state.event_time.committing import Committing
+
+MINUTE_MS = 60_000
+DELAY = 10
+"""Minutes."""
+WATERMARK = Watermark(("at",), DELAY * MINUTE_MS, ("t",))
+
+
+@dataclass(frozen=True)
+class Noting(Step):
+    """Notes what it emits."""
+
+    noted: list[dict[str, object]] = field(default_factory=list)
+
+    def made(self, *args: object) -> Made:  # type: ignore[override]
+        made_rows = super().made(*args)  # type: ignore[arg-type]
+        self.noted.extend(row for table in made_rows.emitted for row in table.to_pylist())
+        return made_rows
+
+
+@dataclass(frozen=True)
+class InMemory(Places):
+    """Places of a store in memory."""
+
+    memory: MemoryStore = field(default_factory=MemoryStore)
+    kept: SstCache = field(default_factory=lambda: SstCache(Path(os.devnull) / "cache", 0))
+
+    def open(self) -> tuple[CountingStore, ObjectStore, SstCache]:
+        return CountingStore(self.memory), self.memory, self.kept
+
+
+@dataclass
+class Stage(Committing):
+    """A stage at work: batches as tasks make them, without Spark."""
+
+    bound: Bound
+    key: tuple[str, ...]
+    rows: pa.Schema
+    state: Declaration = field(default_factory=dict)
+    jobs: int = 0
+
+    def __post_init__(self) -> None:
+        self.table = self.declared(self.bound, self.state)
+        self.places = InMemory("a", "s", "", {}, ("", 0, 0), 1.0)
+        self.begin(self.places.memory, self.table)
+
+    def declared(self, bound: Bound, state: Declaration) -> Table:
+        values = tuple(Column(one.name, from_arrow(one.type)) for one in bound.values)
+        columns = tuple(Column(name, from_arrow(self.rows.field(name).type)) for name in self.key)
+        return Table(columns, values, 3, state)
+
+    def migrate(self, state: Kind) -> tuple[str, ...]:
+        """Go on with another state; what is said of that."""
+        self.bound = state.bind([self.rows], self.key)
+        stages = {"s": DeclaredStage("s", {"t": ""}, {}, self.declared(self.bound, state.stored))}
+        found = find_plan(self.store, Declared("a", stages), {})
+        done = migrate(self.store, found, {}, by="ada@host", now_ms=self.head.time_ms + 1)
+        self.head = history.read(self.store, "a", "s", done.versions["s"])
+        assert self.head.table is not None
+        self.table = self.head.table
+        return tuple(line for change in found.changes for line in lines(change))
+
+    def batch(self, rows: list[dict[str, object]], clock_ms: int = 0) -> list[dict[str, object]]:
+        """Commit a version, and give what it emits."""
+        by = self.bound.due_by
+        falling = due_after(self.head.event_time, by, clock_ms) if by is not None else None
+        made = pa.Table.from_pylist(rows, schema=self.rows)
+        made = made.append_column("_hash", pa.array(hash_keys(made, self.key)))
+        if falling is not None and falling.pending:
+            places = [sorted_runs.bounds(each, 3)[1] for each in sorted_runs.by_partition(self.head.ssts, 3)]
+            marks = pa.Table.from_pylist([{"_hash": each} for each in places], schema=made.schema)
+            is_mark = pa.array([False] * made.num_rows + [True] * marks.num_rows)
+            made = pa.concat_tables([made, marks]).append_column(MARK, is_mark)
+        late_by = self.bound.late_by(window_of(self.rows))
+        late = Lateness(late_by, self.head.watermark_ms, 1 << 50) if late_by else None
+        step = Noting(self.table, self.bound, self.head.version + 1, 0, late, falling)
+        task = StateTask(
+            dataclasses.replace(self.places, app=self.head.app),
+            "w",
+            self.head.version + 1,
+            (),
+            step,
+            self.head.ssts,
+            times=Times((WATERMARK,), 1 << 50),
+        )
+        results: list[TaskReport] = []
+        if made.num_rows:
+            self.jobs += 1
+            # As Spark has it, a state partition's rows are in one task; here one task has all of them.
+            results = [replace(task._run(made, "w.1"), seen=task.times.seen(made))]
+        self.batch_done(len(rows), results, WATERMARK, due_by=by, due=falling)
+        return step.noted
+
+    @property
+    def owed(self) -> bool:
+        return self.head.event_time is not None and self.head.event_time.owed

@@ -1,0 +1,100 @@
+"""Rows that stand for several of a key, as Spark adds them up before its shuffle: they make what the rows would."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import slackwater as sw
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.errors import BadRecord
+from slackwater.state.kinds.aggregate import ROWS, TASKS, num_partials, num_rows, part
+from slackwater.state.kinds.kind import Bound, Groups
+
+from tests.models.profiles import scaled
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("x", pa.float64()), ("t", pa.int64())])
+DECLARED = sw.aggregate(
+    n=sw.count(),
+    n_v=sw.count("v"),
+    total=sw.sum("v"),
+    weight=sw.sum("x"),
+    average=sw.mean("v"),
+    low=sw.min("v"),
+    high=sw.max("x"),
+    oldest=sw.first("v", by="t"),
+    newest=sw.last("v", by="t"),
+)
+Row = Mapping[str, Any]
+LARGE = 1 << 61
+rows = st.fixed_dictionaries(
+    {
+        "k": st.integers(0, 2),
+        "v": st.none() | st.integers(-9, 9) | st.sampled_from([-LARGE, LARGE]),
+        "x": st.none() | st.integers(-50, 50).map(lambda n: n / 4),
+        "t": st.none() | st.integers(0, 3),
+    }
+)
+
+
+def added_up(key: int, batch: Sequence[Row]) -> dict[str, Any]:
+    """One row for several of a key, with the parts that Spark's plan makes."""
+    v, x = ([row[name] for row in batch if row[name] is not None] for name in "vx")
+    dated = [row for row in batch if row["t"] is not None]
+    times = [row["t"] for row in dated]
+    found: dict[str, Any] = {"k": key, ROWS: len(batch), part("count", "n"): len(batch)}
+    found |= {part("count", name): len(v) for name in ("n_v", "average")}
+    for name in ("total", "average"):
+        found[part("sum", name)] = sum(one >> 32 for one in v) if v else None
+        found[part("low", name)] = sum(one & 0xFFFFFFFF for one in v) if v else None
+    found |= {part("sum", "weight"): sum(x) if x else None}
+    found |= {part("value", "low"): min(v, default=None), part("value", "high"): max(x, default=None)}
+    for name, at in (("oldest", min(times, default=None)), ("newest", max(times, default=None))):
+        ties = [row["v"] for row in dated if row["t"] == at]
+        # The larger of equals, as in the table; null comes last.
+        found[part("value", name)] = max((one for one in ties if one is not None), default=None)
+        found[part("by", name)] = at
+    return found
+
+
+def merged(state: Bound, table: pa.Table) -> list[Any]:
+    keys = sorted(set(table["k"].to_pylist()))
+    ids = np.searchsorted(keys, table["k"].to_numpy()).astype(np.int32)
+    groups = Groups(ids, np.flatnonzero(np.diff(ids, prepend=-1)))
+    old = pa.table({field.name: pa.nulls(len(keys), field.type) for field in state.values})
+    found: list[Any] = state.merge(table, groups, pa.table({"k": keys}), old).values.to_pylist()
+    return found
+
+
+def by_key(batch: Iterable[Row]) -> dict[int, list[Row]]:
+    ordered = sorted(batch, key=lambda row: int(row["k"]))
+    return {key: list(each) for key, each in groupby(ordered, key=lambda row: int(row["k"]))}
+
+
+@scaled(50, in_ci=500)
+@given(st.lists(st.lists(rows, min_size=1, max_size=6), min_size=1, max_size=4))
+def test_what_tasks_have_added_up_makes_what_the_rows_would(tasks: list[list[Row]]) -> None:
+    bound = DECLARED.bind([SCHEMA], ("k",))
+    everything = [row for task in tasks for row in task]
+    parts = [added_up(key, each) for task in tasks for key, each in by_key(task).items()]
+    kinds = {name: pa.int64() for name in parts[0]}
+    kinds |= dict.fromkeys((part("sum", "weight"), part("value", "high")), pa.float64())
+    partials = pa.Table.from_pylist(parts, schema=pa.schema(list(kinds.items()))).sort_by("k")
+    plain = pa.Table.from_pylist([dict(row) for row in everything], schema=SCHEMA).sort_by("k")
+    totals = [sum(row["v"] or 0 for row in each) for each in by_key(everything).values()]
+    if any(not -(1 << 63) <= total < 1 << 63 for total in totals):
+        for table in (partials, plain):
+            with pytest.raises(BadRecord, match="has no room"):
+                merged(bound, table)
+        return
+    assert merged(bound.over_partials(tuple(kinds)), partials) == merged(bound, plain)
+    assert num_rows(partials) == num_rows(plain) == len(everything)
+
+
+def test_rows_that_crossed_the_shuffle_are_counted_by_the_tasks_that_made_them() -> None:
+    assert num_rows(pa.table({ROWS: pa.array([], pa.int64())})) == 0
+    assert num_partials(pa.table({TASKS: pa.array([0b101, None, 1 << 62], pa.int64())})) == 3
+    assert num_partials(pa.table({"k": [1, 2]})) == 0

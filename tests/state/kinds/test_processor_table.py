@@ -1,0 +1,275 @@
+"""What a class for Spark keeps as a table: its variables as columns, how these change with it, what is refused."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import slackwater as sw
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, TimestampType
+from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
+from slackwater.state.kinds.kind import of_input
+
+from tests.state.event_time.falling import Stage
+from tests.state.kinds.spark_model import OUTPUT, struct
+from tests.state.kinds.test_processor import ROWS, rows_of
+
+N = struct(n=LongType())
+Init = Callable[[StatefulProcessorHandle, "Scripted"], None]
+Rows = Callable[["Scripted", Any, list[Any]], Any]
+
+
+class Scripted(StatefulProcessor):
+    """A class that does what two functions say."""
+
+    def __init__(self, init: Init, rows: Rows = lambda _self, _key, _rows: None) -> None:
+        self._init, self._rows, self.initial = init, rows, False
+        self.v: Any = None
+        self.w: Any = None
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self._init(handle, self)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
+        seen = self._rows(self, key, list(rows))
+        yield Row(k=key[0], n=None, seen=None if seen is None else str(seen))
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: N802, N803
+        self.v.update((initialState.n * 100,))
+
+    def close(self) -> None: ...
+
+
+def value(name: str = "v", schema: Any = N, ttl_ms: int | None = None) -> Init:
+    def init(handle: StatefulProcessorHandle, made: Scripted) -> None:
+        made.v = handle.getValueState(name, schema, ttl_ms)
+
+    return init
+
+
+def count(made: Scripted, _key: Any, rows: list[Any]) -> Any:
+    made.v.update(((made.v.get() or (0,))[0] + len(rows),))
+    return made.v.get()
+
+
+def stage_of(made: StatefulProcessor, **more: Any) -> Stage:
+    state = sw.processor(made, OUTPUT, **more)
+    return Stage(state.bind([of_input(ROWS, "t", None)], ("k",)), ("k",), ROWS, state.stored)
+
+
+def row(k: str, n: int = 1) -> dict[str, object]:
+    return {"k": k, "at": 0, "at_ms": 0, "op": "", "n": n}
+
+
+def test_state_variables_are_columns_by_their_names() -> None:
+    def init(handle: StatefulProcessorHandle, _made: Scripted) -> None:
+        handle.getValueState("visits", struct(n=LongType(), last=TimestampType()))
+        handle.getListState("pages", struct(page=StringType()), 1_000)
+        handle.getMapState("by_page", struct(page=StringType()), N)
+        handle.deleteIfExists("of_old")
+
+    state = sw.processor(Scripted(init), OUTPUT, time_mode="ProcessingTime")
+    text, fields = pa.struct([("page", pa.string())]), pa.struct([("n", pa.int64())])
+    assert state.bind([ROWS], ("k",)).values == pa.schema(
+        [
+            ("visits", pa.struct([("n", pa.int64()), ("last", pa.timestamp("us", "UTC"))])),
+            ("pages", pa.list_(text)),
+            ("_expires_pages", pa.list_(pa.int64())),
+            ("by_page", pa.map_(text, fields)),
+            ("timers", pa.list_(pa.int64())),
+            ("_due_at", pa.int64()),
+        ]
+    )
+    assert state.stored == {
+        "kind": "processor",
+        "time_mode": "ProcessingTime",
+        "variables": {
+            "visits": {"form": "value"},
+            "pages": {"form": "list", "ttl_ms": 1_000},
+            "by_page": {"form": "map"},
+        },
+    }
+
+
+def test_variables_come_and_go_and_others_keep_what_they_have() -> None:
+    def more(handle: StatefulProcessorHandle, made: Scripted) -> None:
+        made.v = handle.getValueState("v", N, 5_000)
+        made.w = handle.getListState("w", N)
+
+    def both(made: Scripted, key: Any, rows: list[Any]) -> Any:
+        made.w.appendValue((rows[0].n,))
+        return count(made, key, rows), list(made.w.get())
+
+    def gone(handle: StatefulProcessorHandle, made: Scripted) -> None:
+        handle.deleteIfExists("v")
+        made.w = handle.getListState("w", N)
+
+    stage = stage_of(Scripted(value(), count))
+    stage.batch([row("a"), row("a"), row("b")])
+    assert stage.migrate(sw.processor(Scripted(more, both), OUTPUT, time_mode="ProcessingTime")) == (
+        "+ w list<struct<n: int64>>; rows from before have null",
+        "+ timers list<int64>; rows from before have null",
+        "+ timers by ProcessingTime: rows fall due from here on; those from before once they are written again",
+    )
+    assert [each["seen"] for each in stage.batch([row("a", 7)], 10_000)] == ["((3,), [(7,)])"]
+    assert [each["seen"] for each in stage.batch([row("a", 8), row("b", 9)], 16_000)] == [
+        "((1,), [(7,), (8,)])",
+        "((2,), [(9,)])",
+    ], "what is written since lives five seconds, and what was before has no end"
+    stage.migrate(sw.processor(Scripted(gone), OUTPUT, time_mode="ProcessingTime"))
+    assert {each["k"]: each["w"] for each in rows_of(stage)} == {"a": [{"n": 7}, {"n": 8}], "b": [{"n": 9}]}
+
+
+def test_a_variable_of_another_form_and_timers_of_another_time_are_another_state() -> None:
+    def as_list(handle: StatefulProcessorHandle, made: Scripted) -> None:
+        made.v = handle.getListState("v", N)
+
+    stage = stage_of(Scripted(value(), count), time_mode="ProcessingTime")
+    stage.batch([row("a")])
+    with pytest.raises(Refused, match="column 'v' is list<struct<n: int64>> now"):
+        stage.migrate(sw.processor(Scripted(as_list), OUTPUT, time_mode="ProcessingTime"))
+    for other in ("EventTime", "None"):
+        with pytest.raises(Refused, match=rf"its state is processor\(time_mode={other}\) now"):
+            stage.migrate(sw.processor(Scripted(value(), count), OUTPUT, time_mode=other))
+
+
+def test_a_class_goes_on_as_an_update_over_its_variables() -> None:
+    def add(rows: pa.Table, state: pa.Table) -> pa.Table:
+        more = np.bincount(rows["_key"].to_numpy(), minlength=state.num_rows)
+        n = pa.compute.fill_null(pa.compute.struct_field(state["v"], "n"), 0)
+        made = pa.StructArray.from_arrays([pa.compute.add(n, pa.array(more)).combine_chunks()], names=["n"])
+        return pa.table({"v": made})
+
+    def soon(made: Scripted, key: Any, rows: list[Any]) -> Any:
+        made.handle.registerTimer(5_000)
+        return count(made, key, rows)
+
+    stage = stage_of(Scripted(value(), soon), time_mode="ProcessingTime")
+    stage.batch([row("a"), row("a"), row("b")], 1_000)
+    assert stage.migrate(sw.update(add, state=pa.schema([("v", pa.struct([("n", pa.int64())]))]))) == (
+        "- timers list<int64>",
+        "- timers by ProcessingTime: rows fall due no more",
+    )
+    stage.batch([row("a")], 10_000)
+    assert {each["k"]: each["v"]["n"] for each in rows_of(stage)} == {"a": 3, "b": 1}
+
+
+def test_each_batch_begins_with_an_instance_as_the_program_has_it_and_order_by_sorts_rows() -> None:
+    def remembers(made: Scripted, key: Any, rows: list[Any]) -> Any:
+        made.seen = [*getattr(made, "seen", []), *(each.n for each in rows)]  # type: ignore[attr-defined]
+        return made.seen  # type: ignore[attr-defined]
+
+    stage = stage_of(Scripted(value(), remembers), order_by="n")
+    assert [each["seen"] for each in stage.batch([row("a", 3), row("a", 1), row("a", 2)])] == ["[1, 2, 3]"]
+    assert [each["seen"] for each in stage.batch([row("a", 4)])] == ["[4]"]
+
+
+def test_values_of_numpy_and_pandas_are_kept_as_pythons_own_and_what_is_read_may_be_changed() -> None:
+    every = struct(n=LongType(), f=IntegerType(), at=TimestampType(), words=ArrayType(StringType()))
+
+    def write(made: Scripted, _key: Any, rows: list[Any]) -> Any:
+        if (before := made.v.get()) is None:
+            words = np.array(["x", "y"])
+            made.v.update((np.int64(1), np.int32(2), pd.Timestamp("2026-01-01", tz="UTC"), list(words)))
+            return [type(each).__name__ for each in made.v.get()]
+        before[3].append("z")
+        return made.v.get()[3]
+
+    stage = stage_of(Scripted(value(schema=every), write))
+    assert [each["seen"] for each in stage.batch([row("a")])] == ["['int', 'int', 'datetime', 'list']"]
+    assert [each["seen"] for each in stage.batch([row("a")])] == ["['x', 'y']"]
+
+
+def test_what_keys_begin_with_comes_by_an_input_of_its_own() -> None:
+    state = sw.processor(Scripted(value(), count), OUTPUT, initial_state="old")
+    schemas = [of_input(ROWS, "t", None), of_input(pa.schema([("k", pa.string()), ("n", pa.int64())]), "old", None)]
+    bound = state.bind(schemas, ("k",))
+    times = ROWS.field("at")  # that of the stage's watermark
+    tagged = pa.schema(
+        [("k", pa.string()), times, *((name, pa.int64() if name == "_1_n" else kind(name)) for name in bound.needs)]
+    )
+    stage = Stage(bound, ("k",), tagged, state.stored)
+    found = stage.batch(
+        [
+            {"k": "a", "_input": 0, "_0_n": 1},
+            {"k": "a", "_input": 1, "_1_n": 4},
+            {"k": "b", "_input": 1, "_1_n": 5},
+            {"k": "c", "_input": 0, "_0_n": 1},
+        ]
+    )
+    assert {each["k"]: each["seen"] for each in found} == {"a": "(401,)", "c": "(1,)"}
+    assert {each["k"]: each["v"]["n"] for each in rows_of(stage)} == {"a": 401, "b": 500, "c": 1}
+
+
+def kind(name: str) -> pa.DataType:
+    return pa.int32() if name == "_input" else ROWS.field(name[3:]).type
+
+
+def twice(handle: StatefulProcessorHandle, _made: Scripted) -> None:
+    handle.getValueState("v", N)
+    handle.getListState("v", N)
+
+
+def uses(handle: StatefulProcessorHandle, _made: Scripted) -> None:
+    handle.getValueState("v", N).get()
+
+
+def calls(handle: StatefulProcessorHandle, _made: Scripted) -> None:
+    handle.registerTimer(1)
+
+
+def by_lists(handle: StatefulProcessorHandle, _made: Scripted) -> None:
+    handle.getMapState("m", struct(words=ArrayType(StringType())), N)
+
+
+@pytest.mark.parametrize(
+    ("init", "more", "why"),
+    [
+        (value("k"), {}, "'k' is part of the key already"),
+        (value("_v"), {}, "'_v' starts with '_'"),
+        (value("timers"), {"time_mode": "EventTime"}, "the column of a key's timers"),
+        (value(ttl_ms=5), {"time_mode": "EventTime"}, "'v' has a time to live, which goes by the processing time"),
+        (value(ttl_ms=0), {"time_mode": "ProcessingTime"}, "has a time to live of 0 ms"),
+        (value(schema=struct()), {}, "value state 'v' cannot be kept"),
+        (twice, {}, "asks for list state 'v' twice"),
+        (uses, {}, "uses value state 'v', and there is no key yet"),
+        (calls, {}, "init\\(\\) asks its handle for registerTimer"),
+        (by_lists, {}, "the key of map state 'm' has the field 'words'"),
+        (value(), {"order_by": "nothing"}, "no column"),
+        (value(), {"initial_state": "t2"}, "no input"),
+        (value(), {"initial_state": "t"}, "takes one, and one with what keys begin with"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_name_before_anything_is_written(
+    init: Init, more: dict[str, Any], why: str
+) -> None:
+    with pytest.raises((Refused, Usage, NotFound), match=why):
+        stage_of(Scripted(init), **more)
+
+
+@pytest.mark.parametrize("more", [{"time_mode": "Sometimes"}, {"output_mode": "Complete"}])
+def test_a_mode_that_spark_has_not_or_that_means_nothing_here_is_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(Usage, match=r"expected 'None', 'ProcessingTime'|expected 'Update' or 'Append'"):
+        sw.processor(Scripted(value()), OUTPUT, **more)
+    with pytest.raises(Usage, match="timeout is 'Never'"):
+        sw.pandas_state(count, OUTPUT, N, "Never")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        (lambda made, _key, _rows: made.v.update(5), "int was given; expected a tuple of n"),
+        (lambda made, _key, _rows: made.v.update((1, 2)), "2 values were given; expected 1: n"),
+        (lambda made, _key, _rows: made.v.update(("x",)), "state variable 'v': a value of field 'n' is no int64"),
+        (lambda made, _key, _rows: made.handle.getValueState("late", N), "asks for state variable 'late'"),
+        (lambda made, _key, _rows: made.handle.registerTimer(1), "has timers, and time_mode is 'None'"),
+    ],
+)
+def test_what_a_class_may_not_do_it_is_told_by_name(rows: Rows, why: str) -> None:
+    with pytest.raises(SlackwaterError, match=why):
+        stage_of(Scripted(value(), rows)).batch([row("a")])
