@@ -65,7 +65,7 @@ def test_an_answer_is_the_same_whether_rows_are_open_or_not(
     with closing(app.client), pytest.MonkeyPatch.context() as patch:
         for step in history:
             now_ms += LIFE_MS // 3
-            for module in ("serve.rows.fresh", "serve.rows.look_ups", "instants"):
+            for module in ("serve.rows.fresh", "serve.rows.look_ups", "common.instants"):
                 patch.setattr(f"slackwater.{module}.now_ms", lambda now_ms=now_ms: now_ms)
             if isinstance(step, str):
                 with suppress(Refused):  # nothing holds it

@@ -118,9 +118,12 @@ def test_a_process_that_is_killed_while_it_has_nothing_to_do_is_replaced(own: Ca
     ask, me = own(), psutil.Process()
     assert ask(QUERY, sql="SELECT 1").status == 200
 
-    for each in me.children(recursive=True):
-        if each.ppid() != me.pid:  # forked from the process that has all modules
-            each.kill()
+    # Forked from the process that has all modules: not that one, nor the servers of other tests.
+    of_fork_server = (
+        p for p in me.children(recursive=True) if any("multiprocessing.forkserver" in w for w in p.cmdline())
+    )
+    for process in [p for p in of_fork_server if p.ppid() != me.pid]:
+        process.kill()
     assert {ask(QUERY, sql="SELECT 1").status for _ in range(8)} == {200}
 
 

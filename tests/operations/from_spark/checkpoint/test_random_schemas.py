@@ -14,6 +14,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 from slackwater.store.versions.side_tables import table_name
 
+from tests.models.profiles import SEARCHES
 from tests.operations.from_spark.attach.following import caught_up, rows_at
 from tests.operations.from_spark.checkpoint.by_spark import by_spark, plain_arrow
 from tests.operations.from_spark.checkpoint.queries import PROVIDERS
@@ -21,7 +22,7 @@ from tests.operations.from_spark.checkpoint.random_schemas import query, shapes,
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
-OPERATORS = 10
+OPERATORS = 10 if SEARCHES else 5
 """Of one query, each with a schema of its own."""
 SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 KINDS = ["aggregate", "aggregate", "distinct", "join-2", *(["join-3"] if SPARK >= (4, 1) else [])]
