@@ -23,7 +23,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import SlackwaterError
-from ...snapshot.query.fields import Field, Leaves, Rows, Unreadable, as_text, leaves, leaves_of, of_record, parsed
+from ...snapshot.query.fields import (
+    Field,
+    Leaves,
+    Rows,
+    Unreadable,
+    as_text,
+    leaves,
+    leaves_of,
+    of_record,
+    one_array,
+    parsed,
+)
 from .values import NULL, KeyColumn
 
 Mask = npt.NDArray[np.bool_]
@@ -127,7 +138,7 @@ class _Documents:
 
     rows: pa.Table
     formats: Formats | None
-    needles: re.Pattern[bytes] | None
+    needles: str | None
     unread: dict[int, str] = field(default_factory=dict)
     """By record, why nobody can tell what it has."""
     _known: dict[tuple[str, str], "_Parsed"] = field(default_factory=dict)
@@ -187,13 +198,15 @@ class _Documents:
         """Which values may hold a key: those with one of the needles, and those with an escape."""
         if self.needles is None:
             return np.ones(len(data), np.bool_)
-        return np.asarray(pc.match_substring_regex(data, self.needles.pattern.decode("ascii")))
+        return np.asarray(pc.match_substring_regex(data, self.needles))
 
     def _read(self, row: int, value: bytes, read: "_Parsed") -> None:
         if not value:
             return
         if value.startswith(_ARROW) and (sent := message_rows(value)) is not None:
-            read.structs.append((pa.StructArray.from_arrays(_columns(sent), names=sent.column_names), _all(row, sent)))
+            read.structs.append(
+                (pa.StructArray.from_arrays([*map(one_array, sent.columns)], names=sent.column_names), _all(row, sent))
+            )
             return
         try:
             document, whole = parsed(value)
@@ -301,14 +314,14 @@ def _values_in(
     yield there, hits
 
 
-def _needles(rules: Sequence[Rule], keys: Mapping[str, KeyRows]) -> re.Pattern[bytes] | None:
-    """What stands in each value that may hold a key; None for anything."""
+def _needles(rules: Sequence[Rule], keys: Mapping[str, KeyRows]) -> str | None:
+    """Return a regular expression of what each value that may hold a key has in it; None where any value may."""
     words: list[bytes] = []
     for rule in rules:
         if (mine := keys[rule.table].needles(rule)) is None:
             return None
         words += mine
-    return re.compile("|".join(["\\\\", *(_as_bytes(word) for word in words)]).encode())
+    return "|".join(["\\\\", *map(_as_bytes, words)])
 
 
 def _as_bytes(word: bytes) -> str:
@@ -321,10 +334,6 @@ def _is_json(value: bytes) -> bool:
     except (msgspec.DecodeError, RecursionError):
         return not value
     return True
-
-
-def _columns(rows: pa.Table) -> list[pa.Array]:
-    return [pa.concat_arrays(each.chunks) if each.num_chunks != 1 else each.chunk(0) for each in rows.columns]
 
 
 def _all(row: int, sent: pa.Table) -> Rows:

@@ -189,10 +189,16 @@ class Leaves:
     """Where the field goes on in text or bytes that stand there; empty where these are its values."""
 
 
+def one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column in one piece; copied only where it has several, or none."""
+    if not isinstance(values, pa.ChunkedArray):
+        return values
+    return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
+
+
 def leaves(values: pa.Array | pa.ChunkedArray, steps: Sequence[str], rows: Rows | None = None) -> Iterator[Leaves]:
     """The values of a field of columns, from a column on."""
-    if isinstance(values, pa.ChunkedArray):
-        values = pa.concat_arrays(values.chunks) if values.num_chunks != 1 else values.chunk(0)
+    values = one_array(values)
     rows = np.arange(len(values)) if rows is None else rows
     if values.null_count:
         there = np.flatnonzero(np.asarray(values.is_valid()))
@@ -221,8 +227,7 @@ def leaves(values: pa.Array | pa.ChunkedArray, steps: Sequence[str], rows: Rows 
 
 def all_columns(values: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
     """All text and bytes of a column, at any depth, without nulls."""
-    if isinstance(values, pa.ChunkedArray):
-        values = pa.concat_arrays(values.chunks) if values.num_chunks != 1 else values.chunk(0)
+    values = one_array(values)
     kind = values.type
     if is_text(kind):
         yield values.drop_null()
@@ -260,7 +265,7 @@ def of_record(rows: pa.Table, field: Field) -> Iterator[Leaves]:
         return
     column = rows[field.column]
     if field.column == "headers" and pa.types.is_list(column.type):
-        entries = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+        entries = one_array(column)
         there = np.flatnonzero(np.asarray(entries.is_valid()))
         yield from _of_entries(entries.take(pa.array(there)), field.steps or (ANY,), there)
     else:

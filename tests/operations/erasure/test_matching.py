@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Usage
 from slackwater.operations.erasure.matching import FieldComparison, KeyRows, Matches, Rule, match
-from slackwater.snapshot.query.fields import Field
+from slackwater.snapshot.query.fields import Field, all_columns, leaves
 from slackwater.store.archive.columns import HEADERS
 
 Header = tuple[str, bytes]
@@ -225,3 +225,13 @@ def test_a_record_counts_once_and_a_column_that_is_the_same_everywhere_is_not_lo
     rule = Rule("people", ((), (FieldComparison(Field.of("$.n"), "$.n"),)))
     some = match(rows, [rule], {"people": KeyRows(keys)})
     assert (some.mask.tolist(), some.fields) == ([True, True], {"$.n": 2})
+
+
+def test_a_column_of_no_rows_and_no_pieces_has_no_values() -> None:
+    with pa.BufferOutputStream() as sink:
+        with pa.ipc.new_stream(sink, pa.schema([("who", pa.string())])):
+            pass
+        rows = pa.ipc.open_stream(sink.getvalue()).read_all()
+    assert rows["who"].num_chunks == 0
+    assert sum(map(len, all_columns(rows["who"]))) == 0
+    assert [*leaves(rows["who"], ())] == []
