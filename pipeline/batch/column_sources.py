@@ -16,6 +16,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from ...errors import Usage
 from ...snapshot.query.fields import ANY, NAMES, Field
 from ...store.versions.column_types import FieldSource
 from ..messages.decode import format_of
@@ -46,7 +47,6 @@ _ALL = frozenset(
     }
 )
 """Expressions whose values are those of any child."""
-_JSON_STEP = re.compile(r"\.?([^.\[\]'$]+)|\['([^']*)'\]|\[(?:\*|\d+)\]")
 _COMPUTED = frozenset(_TEXT.values())
 
 
@@ -340,17 +340,13 @@ def _kind_of(kind: Any) -> str:
     return str(kind.get("type")) if isinstance(kind, dict) else str(kind)
 
 
-def _steps(literal: _Node) -> list[str] | None:
-    """The names in a JSONPath; None where it is none of those that are followed."""
-    text, at, found = str(literal.said.get("value")), 1, list[str]()
-    while at < len(text):
-        step = _JSON_STEP.match(text, at)
-        if step is None:
-            return None
-        if name := step[1] or step[2]:
-            found.append(name)
-        at = step.end()
-    return found
+def _steps(literal: _Node) -> tuple[str, ...] | None:
+    """Return the names in a JSONPath; None for one that is not followed here."""
+    text = str(literal.said.get("value"))
+    try:
+        return Field.of(text).steps if text.startswith("$") else None
+    except Usage:
+        return None
 
 
 def _name_of(node: _Node) -> str:
