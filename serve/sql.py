@@ -159,6 +159,7 @@ class Statements:
 
     async def _carried_out(self, function: Callable[[A], R], asked: A, seconds: float) -> R:
         await self.warm()
+        code = _NO_ROOM
         for attempt in range(_ATTEMPTS):
             try:
                 if not self._pool.active:
@@ -168,13 +169,16 @@ class Statements:
                 return found
             except (ProcessExpired, CancelledError) as error:
                 self._replaced()
-                if getattr(error, "exitcode", 0) != _NO_ROOM:
+                if (code := getattr(error, "exitcode", 0)) != _NO_ROOM:
                     break
             except BrokenProcessPool:  # a process without a statement was killed, or none can be forked any more
                 if not self._pool.active:
                     broken, self._pool = self._pool, self._new_pool("spawn" if attempt else self._method)
                     asyncio.get_running_loop().run_in_executor(None, _end, broken)
-        raise TooMuch("the query took more memory than it may", hint="ask for less at once") from None
+        what = "the query took more memory than it may"
+        if code not in (_NO_MEMORY, _NO_ROOM):
+            what = f"the query's process ended with exit code {code}: for want of memory, or because somebody ended it"
+        raise TooMuch(what, hint="ask for less at once") from None
 
     def close(self) -> None:
         """End them."""
