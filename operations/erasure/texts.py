@@ -1,4 +1,4 @@
-"""Keys in what people wrote: statements and messages of edits, entries of the log of operations.
+"""Masks for keys in text that people wrote: statements and messages of edits, entries of the log of operations.
 
 A key is masked where it is said to be one: as a literal of SQL that equals it, as `TABLE=KEY` and `TABLE KEY`, and as a
 number that is compared with the key's column. As a word in a sentence it is masked from three characters on: a shorter

@@ -1,4 +1,4 @@
-"""Where else the values of a hidden column stand: what a clone's masks leave, as far as names tell."""
+"""Columns and tables in which a clone still shows the values that a mask hides, as far as names tell."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What stages wait for, as far as their runner knows: it leaves that with its signs of life, for `status`."""
+"""Reasons for which stages wait, as their runner knows them. `status` reads them from the runner's signs of life."""
 
 from collections.abc import Collection
 from typing import Any

@@ -1,4 +1,4 @@
-"""What an instance tells Prometheus at /metrics, without a token: no name of an app, a table or a token is in it."""
+"""Metrics of an instance for Prometheus at /metrics, which needs no token: they name no app, table or token."""
 
 from collections.abc import Callable
 from functools import cache
@@ -7,8 +7,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
-
-
 _GAUGES = {
     "requests_under_way": "Requests that are being answered.",
     "connections": "Connections that are open.",

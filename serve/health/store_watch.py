@@ -1,6 +1,6 @@
-"""Whether the store answers: so that a request which waits for one that does not is told so after two seconds.
+"""A watch on the store: requests that wait for a store which does not answer get 503 after two seconds.
 
-The store's own patience, a minute, is for a batch that must not be lost. Whoever asks over HTTP asks again.
+The store's own patience, a minute, is for batches, which must not be lost; an HTTP client can ask again.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _THREADS = 16
 
 
 class Look:
-    """Something that is asked of the store: once for all who ask at about the same time. Of one event loop."""
+    """A question to the store, asked once for all callers of about the same time. For one event loop."""
 
     def __init__(
         self, in_thread: Callable[[Callable[[], None]], Awaitable[None]], function: Callable[[], None]
@@ -52,7 +52,7 @@ class Look:
 
 
 class StoreWatch:
-    """Of one event loop."""
+    """The watch on one store. For one event loop."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store

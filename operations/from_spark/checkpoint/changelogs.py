@@ -1,4 +1,4 @@
-"""What a batch wrote into a store of RocksDB's, out of its changelog: records of bytes, which Spark need not open.
+"""Changelogs of RocksDB state stores, as Spark writes them: the keys and values that each batch put, merged or deleted.
 
 A record is put, merged (of a list: the elements that are appended) or deleted. Its key begins with the number of the
 state variable that it belongs to, which the metadata of the store's snapshots names.

@@ -1,4 +1,4 @@
-"""Files of a checkpoint that are damaged, by their names: what Spark says as it reads them names none.
+"""Damaged files of a checkpoint, found and named here, since the errors of Spark's readers do not name them.
 
 Where Hadoop keeps sums of a file beside it, as on a local disk, Spark would check them there. A copy has none.
 """

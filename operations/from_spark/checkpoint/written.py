@@ -1,4 +1,4 @@
-"""What batches changed of a state variable, out of the changelogs of its store: no state is read, and no Spark runs."""
+"""Changes that batches made to a state variable, read from the changelogs of its store, without its state and Spark."""
 
 from collections.abc import Mapping
 
