@@ -30,11 +30,14 @@ def as_user_error(what: str, function: object = None) -> Iterator[None]:
     """Run code of the user's program; `what` begins the sentence where it fails: "the program", "stage 'legs'".
 
     `function` is told as the place of an error with no line of the user's on its way: a wrong number of arguments.
-    Raises `Refused`, which names the last line of the user's own that led there; as it is, what the code got from us.
+    Raises `Refused`, which names the last line of the user's own that led there. Errors of ours keep their class, and
+    name the stage.
     """
     try:
         yield
     except SlackwaterError as error:
+        if stage := _STAGE.search(what):
+            error.begin_with(stage[0])
         place = _place(error)
         if place is not None and (at := _shown(place)) not in error.hint:
             error.hint = f"{error.hint} ({at})" if error.hint else f"see {at}"
@@ -56,6 +59,7 @@ def _shown(place: tuple[Path, int]) -> str:
     return f"{file.relative_to(here) if file.is_relative_to(here) else file}, line {place[1]}"
 
 
+_STAGE = re.compile(r"stage '[^']+'")
 _UNEXPECTED = re.compile(r"(?:App\.)?(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 
 
