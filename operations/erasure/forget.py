@@ -35,7 +35,7 @@ from ...snapshot.take.audit_log import record_once, why
 from ...snapshot.take.capture import ChannelReader
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import apps, keys
+from ...store.versions import keys
 from ...store.versions.forgotten import index as forgotten
 from ...store.versions.forgotten import under_way
 from ...store.versions.forgotten.under_way import Forgetting
@@ -427,9 +427,3 @@ def _check_quiet(work: Work) -> None:
                 f"an edit of {app} is under way: it may make a row of what is to be forgotten",
                 hint="let it end: the same `slackwater edit` again finishes it; then forget the key",
             )
-        for other in store.list_folders(""):
-            if other.startswith(f"{app}-backfill-") and apps.find_app(store, other) is not None:
-                raise Refused(
-                    f"a backfill of {app} is under way, in {other}: it computes from records that may be of the key",
-                    hint="let it end: the same `slackwater migrate --backfill` again finishes it; then forget the key",
-                )

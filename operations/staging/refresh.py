@@ -132,6 +132,7 @@ def _terms(info: AppInfo, left: tuple[str, ...]) -> Terms:
         topics=origin.topics,
         sinks=origin.sinks,
         masks=origin.masks,
+        empty=origin.empty,
         owner=info.owner,
         reason=info.reason,
         ttl_ms=info.ttl_ms,

@@ -114,14 +114,13 @@ def preflight(app: App, options: Options, news: News) -> Start:
         stages = app.select(options.stages)
     claimer = Claimer(
         store=store,
-        kafka=ArchivedKafka(kafka, Archives(lambda: store, app.name, *options.archives), of_past=False),
+        kafka=ArchivedKafka(kafka, Archives(lambda: store, app.name), of_past=False),
         app=app,
         topics=replicas.topics_of(store, info),
         writer=str(ULID()),
         by=f"{socket.gethostname()}:{os.getpid()}",
         accept_loss=options.accept_loss,
         migration=migration,
-        others=options.channels,
     )
     stores = {stage.name: CountingStore(opened) for stage in stages}
     checked = {stage.name: replace(claimer, store=stores[stage.name]).check(stage) for stage in stages}

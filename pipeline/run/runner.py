@@ -292,7 +292,6 @@ def _build(
             str(spool) if limits.max_unflushed else "",
             elsewhere=not local,
             s3_settings=options.s3,
-            archives=options.archives,
         )
         rejecter, published = None, start.claimer.publishes or {}
         if stage.rejects_some:

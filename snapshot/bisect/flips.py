@@ -164,10 +164,7 @@ class _WrittenIn:
 
 def _written(manifests: Iterable[Manifest]) -> Iterator[_WrittenIn]:
     for manifest in manifests:
-        if manifest.kind == "backfill":
-            # Each row is another, whichever version wrote it.
-            yield from (_WrittenIn(sst, manifest.version, None) for sst in manifest.ssts)
-        elif manifest.may_change_rows:
+        if manifest.may_change_rows:
             seq = manifest.row_seq
             yield from (_WrittenIn(s, manifest.version, seq) for s in manifest.ssts if s.seq_min <= seq <= s.seq_max)
 
