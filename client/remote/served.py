@@ -101,7 +101,7 @@ class ServedApp(Served):
         *("remove_clone", "remove_snapshot", "replicate", "replicator", "rescale", "reset", "retire", "retry"),
         *("rewind", "snapshot", "take", "trial", "unprotect", "verify_forgotten"),
         # Programs and predicates that a server would have to run.
-        *("check", "scan", "flips", "search"),
+        *("check", "search"),
         # Of the library's own.
         *("all_snapshots", "describe", "newer", "note_input_gone", "of_versions", "status", "whole_ref"),
     ))  # fmt: skip

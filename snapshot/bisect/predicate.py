@@ -245,7 +245,7 @@ def _over(store: ObjectStore, app: str, condition: str, table: str, what: Litera
                 query = _FAILS.format(query=_OVER.format(**over), wrong=wrong)
             return Where(query, typed)
     if found:
-        hint = f"say which: {app}/{found[0]}, or --table {found[0]}"
+        hint = f"say which: {app}/{found[0]}"
         raise Usage(f"the {what} {typed!r} may be over {' or '.join(found)}", hint=hint)
     reasons = "\n".join(f"{name}: {str(error).partition(chr(10))[0]}" for name, error in failures.items())
     raise Usage(
