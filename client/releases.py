@@ -187,8 +187,6 @@ class AppReleases(AppClones):
                 one does; another promotion is under way; or they did not come to stand at the same offsets in time.
                 Nothing has gone over then.
         """
-        from ..pipeline.publish.prepare import InternalTopics
-
         if bool(over) == back:
             raise Usage("give either the app to promote, or --back: who gets the name is it, or the one that had it")
         client, staging = self._client, self.called if over else ""
@@ -201,7 +199,7 @@ class AppReleases(AppClones):
         channels = client.known_channels("which has the topics that both apps read")
         done = promote(
             client.store,
-            InternalTopics(channels.kafka),
+            channels,
             name,
             staging,
             by=client.by,

@@ -22,17 +22,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from time import sleep
-from typing import Protocol
 
 from ulid import ULID
 
 from ...common import instants
 from ...errors import Refused, SlackwaterError, Usage
 from ...snapshot.change.edit_request import EDITS
-from ...snapshot.change.first_versions import Topics
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.stored import notify, open_requests
 from ...snapshot.take.audit_log import record_once, why
-from ...snapshot.take.capture import ChannelReader
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import keys
@@ -99,10 +97,6 @@ class Forgot:
     """Records of which nobody can tell."""
 
 
-class ReadableTopics(Topics, ChannelReader, Protocol):
-    """What forgetting asks of Kafka."""
-
-
 def forget(
     store: ObjectStore,
     cache: SstCache,
@@ -110,7 +104,7 @@ def forget(
     asked: KeysAsked,
     *,
     by: str,
-    kafka: ReadableTopics | None = None,
+    kafka: Topics | None = None,
     declared: DeclaredFields = NOTHING_DECLARED,
     formats: Formats | None = None,
     now_ms: Callable[[], int] = instants.now_ms,
@@ -242,7 +236,7 @@ def look(
     app: str,
     asked: KeysAsked,
     *,
-    kafka: ReadableTopics | None,
+    kafka: Topics | None,
     declared: DeclaredFields = NOTHING_DECLARED,
     formats: Formats | None = None,
     deep: bool = False,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...errors import SlackwaterError
-from ...snapshot.change.first_versions import Topics
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.stored import list_snapshots
 from ...store.versions import apps
 from . import archive

@@ -16,8 +16,9 @@ from msgspec import structs
 from ...common import instants
 from ...errors import Forbidden, NotFound, Refused
 from ...snapshot.change.copies import Copies, Masks
-from ...snapshot.change.first_versions import Channels, finish_clone, kept_or_in_kafka
+from ...snapshot.change.first_versions import finish_clone, kept_or_in_kafka
 from ...snapshot.cut.graph import Cut, violations
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.refs import parse
 from ...snapshot.cut.resolve import telling_if_collected
 from ...snapshot.cut.stored import Snapshot, find_snapshot, read_snapshot
@@ -36,7 +37,7 @@ def clone(
     source: str,
     name: str,
     *,
-    channels: Channels,
+    channels: Topics,
     topics: Mapping[str, str] | None = None,
     sinks: Mapping[str, str] | None = None,
     terms: Terms | None = None,

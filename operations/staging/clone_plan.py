@@ -7,10 +7,11 @@ from msgspec import structs
 
 from ...errors import NotFound, Refused, Usage
 from ...snapshot.change.copies import Masks, check_masks, sizes
-from ...snapshot.change.first_versions import Channels, channel_topic, has_run, users_inputs
+from ...snapshot.change.first_versions import channel_topic, has_run, users_inputs
 from ...snapshot.cut.graph import Cut, violations
 from ...snapshot.cut.graph import channels as edges
 from ...snapshot.cut.in_flight import InFlight, in_flight
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.refs import Latest, Ref, check_new_name
 from ...snapshot.cut.resolve import cut_at
 from ...snapshot.cut.stored import find_snapshot, of_snapshot, read_snapshot
@@ -77,7 +78,7 @@ def make_plan(
     ref: Ref,
     name: str,
     terms: Terms,
-    kafka: Channels,
+    kafka: Topics,
     now_ms: int,
     *,
     over: bool = False,
@@ -190,7 +191,7 @@ def _topics_read(cut: Cut, others: Mapping[str, str]) -> dict[str, str]:
     return found | dict(others)
 
 
-def _check_channels_free(cut: Cut, name: str, kafka: Channels, left: Collection[str] = ()) -> None:
+def _check_channels_free(cut: Cut, name: str, kafka: Topics, left: Collection[str] = ()) -> None:
     """Raise `Refused` where Kafka has a repartition topic of this name, but for those that are `left` to it."""
     for channel in sorted({edge.name for edge in edges(cut)}):
         topic = channel_topic(name, channel)
@@ -208,7 +209,7 @@ def _check_offsets(
     read_topics: Mapping[str, str],
     others: Collection[str],
     states: tuple[InFlight, ...],
-    kafka: Channels,
+    kafka: Topics,
 ) -> None:
     """See that Kafka has what the clone reads on from, and what is in flight, unless a snapshot keeps that.
 
@@ -240,7 +241,7 @@ def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:
             )
 
 
-def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[str, str], kafka: Channels) -> None:
+def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[str, str], kafka: Topics) -> None:
     """See that the topics of sinks are there, and not read by the clone. Raises `NotFound` or `Refused`."""
     for name, topic in sinks.items():
         if all(stage.sinks[name].kind == "function" for stage in cut.stages.values() if name in stage.sinks):

@@ -37,10 +37,10 @@ from ...pipeline.run.runner import run
 from ...pipeline.run.stopping import Stop, StopRequested, stop_signals
 from ...pipeline.spark.conf import on_path
 from ...pipeline.spark.session import running_session, warm_up
-from ...snapshot.change.first_versions import Channels
 from ...snapshot.change.migrate import lines
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.in_flight import InFlight
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.resolve import resolve
 from ...snapshot.diff.allowed import only_in, without_all
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff, new_tables
@@ -129,7 +129,7 @@ class ScratchClone:
     """and what it named then."""
     name: str
     terms: Terms
-    channels: Channels
+    channels: Topics
     by: str
     outside: Callable[[], None]
     """Removes what it has outside of the store: topics, and groups."""

@@ -143,14 +143,14 @@ def test_a_check_a_function_and_a_command_find_the_same_commit(tmp_path: Path) -
         "    return not worst or worst <= 1000\n"
     )
     for words in (
-        ("--check", "delay <= 1000", "--table", "carriers"),
-        ("--python", "mine.py:ok"),
-        ("--run", "case $SLACKWATER_REF in *@v6|*@v7) exit 1;; *) exit 0;; esac"),
+        ("flights/carriers", "--check", "delay <= 1000"),
+        ("flights", "--python", "mine.py:ok"),
+        ("flights", "--run", "case $SLACKWATER_REF in *@v6|*@v7) exit 1;; *) exit 0;; esac"),
     ):
-        found = from_json("bisect", "flights", *words)
-        assert found["predicate"] == words[1]
+        found = from_json("bisect", *words)
+        assert found["predicate"] == words[2]
         assert found["first_bad"]["version"] == 6
-        assert done("bisect", "log", "flights").count(words[0]) == 1
+        assert done("bisect", "log", "flights").count(words[1]) == 1
 
 
 def test_input_that_is_gone_from_kafka_is_told_before_the_search_and_by_the_log(
