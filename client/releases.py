@@ -124,7 +124,7 @@ class AppReleases(AppClones):
         from ..operations.staging.sample import Sample
         from ..operations.staging.trial import plan_of, trial
         from ..operations.staging.trial_plan import Release
-        from ..pipeline.run.news import News
+        from ..pipeline.listener import Callbacks
         from .show import programs, trials
         from .show.report import Mask
 
@@ -149,7 +149,7 @@ class AppReleases(AppClones):
             plan_of(release, options)
             looked = self.migrate(code, rename=rename, rename_stage=by_stage, dry_run=True)
             return programs.migrated(looked, str(code), client.flags, dry_run=True)
-        found = trial(release, options, client.cache, by=client.by, news=News(on_progress))
+        found = trial(release, options, client.cache, by=client.by, listener=Callbacks(on_progress))
         if reports is not None:
             reports.put(client, trials.page(found, str(code), Mask(show_values)))
         return trials.trial(found, str(code), show_values=show_values)

@@ -17,7 +17,6 @@ from ..session import Session, verb
 
 if TYPE_CHECKING:
     from ...operations.exchange.initialise import Loaded
-    from ...pipeline.batch.batch_report import BatchReport
     from ...pipeline.run.options import Options
 
 
@@ -91,26 +90,18 @@ def run(
         reporter.doing(f"loading {file}")
         with stop.at_once():
             # Spark's Python side takes a second or two.
-            from ...client.show.programs import commit_line
+            from ...pipeline.listener import Listener, Listeners
             from ...pipeline.run.program import run_file
 
-        observed = None
+        listener: Listener = reporter
         if metrics is not None:
             from ...pipeline.run.health import Health
             from ...pipeline.run.metrics import Metrics
 
             observed = Metrics(Health(hung_after / 1_000))
             session.note(f"metrics: http://localhost:{observed.serve(metrics)}/metrics")
-            reporter.on_doing = observed.health.doing
-            reporter.on_lags, reporter.on_archives = observed.observe_lags, observed.observe_archives
-
-        def on_commit(commit: "BatchReport") -> None:
-            reporter.show(commit, commit_line(commit))
-            if observed is not None:
-                observed.observe(commit)
-
-        health = observed.health if observed is not None else None
-        run_file(str(file), app=app_name, options=chosen, on_commit=on_commit, news=reporter, stop=stop, health=health)
+            listener = Listeners(reporter, observed, observed.health)
+        run_file(str(file), app=app_name, options=chosen, listener=listener, stop=stop)
 
 
 def _with_spark(
@@ -367,6 +358,6 @@ def migrate(
             renames=renames,
             stages=stages,
             dry_run=dry_run,
-            news=reporter,
+            listener=reporter,
         )
     session.show(migrated(done, str(file), session.client.flags, dry_run=dry_run))

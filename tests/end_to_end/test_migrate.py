@@ -145,8 +145,8 @@ def test_run_from_the_beginning_and_promoted_new_columns_have_the_past(
     # Under its name, the app goes on with the changed program.
     old.send(100)
     old.catch_up(variant="more")
-    check_counts(old)
-    old.verify(old.app)
+    check_counts(new)
+    new.verify(new.app)
     published = [json.loads(message.value() or b"")["seq"] for message in committed(old.kafka, changed)]
     assert sorted(published) == list(range(old.sent))
 

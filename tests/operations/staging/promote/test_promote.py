@@ -16,7 +16,7 @@ from slackwater.operations.staging.promote import _Watch
 from slackwater.operations.staging.promote_plan import plan
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.protocol import Record
-from slackwater.pipeline.run.news import News
+from slackwater.pipeline.listener import Listener
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.preflight import Start, preflight
 from slackwater.snapshot.change import hold as holds
@@ -328,7 +328,7 @@ def test_a_run_goes_by_the_name_and_the_program_of_before_does_not_take_the_new_
     options = Options(store=str(tmp_path / "store"), kafka=world.kafka.properties)
 
     def start(called: str, file: Path, topic: str = TOPIC) -> Start:
-        return preflight(replace(program("p", topic, OUT), name=called, file=file), options, News())
+        return preflight(replace(program("p", topic, OUT), name=called, file=file), options, Listener())
 
     # Also where it does not fit what is stored by now: the way on would be one back to it.
     for called, topic in (("p", TOPIC), ("p", "another"), ("s", TOPIC)):
