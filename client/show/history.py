@@ -17,7 +17,7 @@ from .values import changed_rows, key_word, tolerance, value_lines
 from .verdict import record_data
 
 _IDLE = (
-    *("compaction", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind", "edit"),
+    *("compaction", "rescale", "retire", "init", "migration", "rename", "rewind", "edit"),
     *("promote", "demote", "forget", "recover", "reset"),
 )
 """Kinds of versions that read no rows."""
@@ -91,8 +91,6 @@ def _instead(entry: LogEntry) -> Iterator[str]:
         yield f"lost {formats.between(lost.topic, lost.starts, lost.ends)}{rows}"
     if entry.added:
         yield f"since here: {', '.join(entry.added)}"
-    if entry.backfilled:
-        yield f"backfilled: {', '.join(entry.backfilled)}"
     if entry.rewound is not None:
         yield f"as v{entry.rewound} was" if entry.rewound else "as before it began"
     if entry.reset:

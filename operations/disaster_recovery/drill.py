@@ -8,9 +8,11 @@ reached, and read again to the last byte.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from ...common import instants
 from ...errors import NotFound, ObjectNotFound, Refused, SlackwaterError
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.take.audit_log import record
 from ...snapshot.verify.verify import Report, verify
 from ...store.objects.protocol import ObjectStore
@@ -21,7 +23,7 @@ from ..staging.clone import clone
 from ..staging.clone_plan import Terms as CloneTerms
 from .fence import look
 from .recover import Clock
-from .recover_plan import FailoverTerms, Recoverable, RecoveryPlan, find_replica, make_plan
+from .recover_plan import FailoverTerms, RecoveryPlan, find_replica, make_plan
 
 REASON = "recovery drill"
 _ATTEMPTS = 3
@@ -81,7 +83,7 @@ _AFTER = ("compare with the app", "read the replica again", "read what would run
 def drill(
     target: ObjectStore,
     app: str,
-    kafka: Recoverable,
+    kafka: Topics,
     *,
     primary: Callable[[str], ObjectStore] | None,
     terms: FailoverTerms,
@@ -154,7 +156,7 @@ def drill(
 class _Proved:
     """Kafka, of which it was asked already where topics are read on: a clone that never runs need not be there."""
 
-    def __init__(self, kafka: Recoverable) -> None:
+    def __init__(self, kafka: Topics) -> None:
         self.ends, self.announce, self.copy = kafka.ends, kafka.announce, kafka.copy
         self.topic_id = kafka.topic_id
 
@@ -162,10 +164,10 @@ class _Proved:
         """It was."""
 
 
-def _cloned(target: ObjectStore, plan: RecoveryPlan, name: str, kafka: Recoverable, by: str) -> str:
+def _cloned(target: ObjectStore, plan: RecoveryPlan, name: str, kafka: Topics, by: str) -> str:
     """Make the clone; the snapshot of the replica that pins its cut."""
     terms = CloneTerms(topics=plan.topics, owner=by, reason=REASON)
-    source, channels = f"{plan.app}@{plan.replicated.snapshot}", _Proved(kafka)
+    source, channels = f"{plan.app}@{plan.replicated.snapshot}", cast("Topics", _Proved(kafka))
     now_ms = instants.now_ms()
     done = clone(target, source, name, channels=channels, terms=terms, by=by, now_ms=now_ms, noted=False)
     info = apps.read_app(target, done.info.name)

@@ -13,12 +13,13 @@ import pyarrow.parquet as pq
 from ...errors import Corruption, ObjectNotFound, SlackwaterError
 from ...snapshot.change.edit_request import EDITS, rows_key
 from ...snapshot.cut.in_flight import in_flight
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import newest_cut, stages_of
 from ...snapshot.cut.stored import Snapshot, list_snapshots
 from ...snapshot.gc.inventory import many
 from ...snapshot.query.fields import Field, Unreadable, all_columns, all_leaves, parsed
 from ...snapshot.take.audit_log import OPERATIONS
-from ...snapshot.take.capture import ChannelReader, read_object
+from ...snapshot.take.capture import read_object
 from ...store.archive import index
 from ...store.archive.index import ArchiveIndex
 from ...store.compaction.rewrite import Chosen, of_keys, whole_blocks
@@ -390,7 +391,7 @@ class Search:
         return "input" in rows.column_names and bool(self.rejected(key, rows).mask.any())
 
 
-def unread(search: Search, channels: ChannelReader | None) -> Iterator[Held]:
+def unread(search: Search, channels: Topics | None) -> Iterator[Held]:
     """Records between stages that hold a key and were not read yet: whoever reads them brings the key back.
 
     They are read from Kafka; where they cannot be, they are noted as `unproved`.

@@ -18,7 +18,6 @@ VERBS: Mapping[VersionKind, tuple[str, ...]] = {
     "reset": ("reset",),
     "migration": ("migrate",),
     "rename": ("migrate",),
-    "backfill": ("backfill",),
     "forget": ("forget",),
     "promote": ("promote",),
     "demote": ("promote",),

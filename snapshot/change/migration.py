@@ -160,7 +160,7 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
         kept = ("by", "migration", "rewinds", "totals", "formerly", "promotion")
         return replace(empty, **{name: getattr(draft, name) for name in kept})
     was = commit.carried(was)
-    changed = replace(draft, table=was.table, ssts=was.ssts, backfills=was.backfills)
+    changed = replace(draft, table=was.table, ssts=was.ssts)
     if step.table_only:
         times = draft.event_time
         if times is not None and was.event_time is not None:

@@ -26,7 +26,7 @@ from .other_batches import upon_rows_of
 
 _LOOKED_AT = 16
 """Versions after the bad one among which the next batches are looked for."""
-_ENDS = ("edit", "rewind", "migration", "backfill", "forget", "retire", "rename", "reset")
+_ENDS = ("edit", "rewind", "migration", "forget", "retire", "rename", "reset")
 """Kinds of versions upon which no batch is replayed from before."""
 
 
