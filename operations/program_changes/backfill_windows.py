@@ -21,7 +21,8 @@ from ...state.fits import ANOTHER_STAGE
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.manifest import Input, Manifest, Output, VersionKind
+from ...store.versions.kinds import VersionKind
+from ...store.versions.manifest import Input, Manifest, Output
 
 OffsetsByTopic = dict[str, Input]
 """By user's topic, or repartition topic of a stage with state, as declared."""

@@ -247,4 +247,4 @@ def _was_claimed(store: ObjectStore, head: Manifest) -> bool:
     began = max(1, cut.get(head.stage, 0), *(former.version for former in head.formerly))
     if history.first_version(store, head.app, head.stage) > began:
         return True  # it is long ago that it began: garbage collection has been there since
-    return any(each.kind in ("claim", "batch") for each in history.after(store, head.app, head.stage, began - 1))
+    return any(each.traits.by_runner for each in history.after(store, head.app, head.stage, began - 1))

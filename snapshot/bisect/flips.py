@@ -167,7 +167,7 @@ def _written(manifests: Iterable[Manifest]) -> Iterator[_WrittenIn]:
         if manifest.kind == "backfill":
             # Each row is another, whichever version wrote it.
             yield from (_WrittenIn(sst, manifest.version, None) for sst in manifest.ssts)
-        elif manifest.may_change_rows:
+        elif manifest.traits.changes_rows:
             seq = manifest.row_seq
             yield from (_WrittenIn(s, manifest.version, seq) for s in manifest.ssts if s.seq_min <= seq <= s.seq_max)
 

@@ -21,6 +21,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Prices, Stats, monthly_cost
 from ...store.sst.sorted_runs import deltas, l0_files
 from ...store.versions import apps, history, keys, published
+from ...store.versions.kinds import VersionKind
 from ...store.versions.manifest import Followed, Manifest, Origin, Table
 from ...store.versions.side_tables import all_ssts, rejected_of
 from ..cut import replicas
@@ -66,7 +67,7 @@ class StageOverview:
     stage: str
     version: int
     epoch: int
-    kind: str
+    kind: VersionKind
     by: str
     runner: str | None
     """Who runs the stage now, as host:pid; empty when nobody does, None when that is not known."""

@@ -10,7 +10,8 @@ from slackwater.state.fits import Declared, DeclaredStage
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import commit, history, keys
-from slackwater.store.versions.manifest import Column, Input, Manifest, Output, SideTable, Table, VersionKind
+from slackwater.store.versions.kinds import VersionKind
+from slackwater.store.versions.manifest import Column, Input, Manifest, Output, SideTable, Table
 from slackwater.store.versions.side_tables import REJECTED
 
 COLUMNS = Column("k", "int64", 1), Column("n", "int64", 2), Column("m", "int64", 3, since=3)
