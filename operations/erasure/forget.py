@@ -28,11 +28,11 @@ from ulid import ULID
 
 from ...common import instants
 from ...errors import Refused, SlackwaterError, Usage
-from ...snapshot.change.edit_request import EDITS
 from ...snapshot.change.first_versions import Topics
 from ...snapshot.cut.stored import notify, open_requests
 from ...snapshot.take.audit_log import record_once, why
 from ...snapshot.take.capture import ChannelReader
+from ...snapshot.under_way.edit_request import EDITS
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, keys

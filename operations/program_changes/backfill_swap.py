@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ...errors import Refused
 from ...snapshot.change.fill import fill_of, fill_ssts
-from ...snapshot.status.lag import beats, runner_of
+from ...snapshot.under_way.runners import beats, runner_of
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.read.cache import SstCache

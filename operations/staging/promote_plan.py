@@ -11,7 +11,7 @@ from ...errors import AnotherTopic, NotFound, Refused, Usage
 from ...snapshot.change.standing import Standing, furthest, users_inputs
 from ...snapshot.change.switch import Promotable, Switch, declared, newest_of
 from ...snapshot.cut.moments import heads_of, stages_of
-from ...snapshot.status.lag import beats
+from ...snapshot.under_way.runners import beats
 from ...state.topics import are_two, merged
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history

@@ -21,7 +21,7 @@ from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.status.lag import RUNNERS, Beat
+from slackwater.snapshot.under_way.runners import RUNNERS, Beat
 from slackwater.snapshot.verify.verify import verify
 from slackwater.state.fits import Declared, DeclaredStage
 from slackwater.state.kinds.kind import Kind
