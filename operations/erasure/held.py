@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ...errors import Corruption, ObjectNotFound, SlackwaterError
-from ...snapshot.change.edit_request import EDITS, rows_key
 from ...snapshot.cut.in_flight import in_flight
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import newest_cut, stages_of
@@ -20,6 +19,7 @@ from ...snapshot.gc.inventory import many
 from ...snapshot.query.fields import Field, Unreadable, all_columns, all_leaves, parsed
 from ...snapshot.take.audit_log import OPERATIONS
 from ...snapshot.take.capture import read_object
+from ...snapshot.under_way.edit_request import EDITS, rows_key
 from ...store.archive import index
 from ...store.archive.index import ArchiveIndex
 from ...store.compaction.rewrite import Chosen, of_keys, whole_blocks

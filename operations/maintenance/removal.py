@@ -253,7 +253,7 @@ def _release(store: ObjectStore, removal: Removal) -> None:
 def _check_not_held(app: str, heads: Mapping[str, Manifest], now_ms: int) -> None:
     for stage, head in heads.items():
         age_s = (now_ms - head.time_ms) // 1_000
-        if head.kind in ("claim", "batch") and age_s * 1_000 < _ALIVE_MS:
+        if head.traits.by_runner and age_s * 1_000 < _ALIVE_MS:
             raise Refused(
                 f"stage {app}/{stage} committed {max(age_s, 0)} s ago, by {head.by}: a runner holds it",
                 hint="stop it first, or say --fence: then it stops within seconds",

@@ -13,6 +13,7 @@ from ...snapshot.cut.graph import descendants, order
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, newest_cut, stages_of
 from ...store.objects.protocol import ObjectStore
+from ...store.versions.kinds import RESET
 from ...store.versions.manifest import Input, Manifest
 from ...store.versions.migrations import MIGRATIONS, MigratedStage
 from .rewind import pin_before
@@ -157,7 +158,7 @@ def _was_done(store: ObjectStore, app: str, heads: Mapping[str, Manifest], asked
     last = MIGRATIONS.newest(store, app)
     if last is None or not last.resets or not last.detail.startswith(f"{last.number}: {asked}"):
         return False
-    return all(head.retired or head.kind == "reset" for head in heads.values())
+    return all(head.retired or head.traits is RESET for head in heads.values())
 
 
 def _wanted(

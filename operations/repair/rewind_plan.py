@@ -14,7 +14,7 @@ from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import line_of, with_retired
 from ...snapshot.cut.refs import Ref
 from ...snapshot.cut.resolve import cut_at
-from ...snapshot.status.lag import beats
+from ...snapshot.under_way.runners import beats
 from ...state.records import windows
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, published

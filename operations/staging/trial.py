@@ -45,8 +45,8 @@ from ...snapshot.cut.resolve import resolve
 from ...snapshot.diff.allowed import only_in, without_all
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff, new_tables
 from ...snapshot.diff.near_records import unequal
-from ...snapshot.status.lag import lapsed
 from ...snapshot.take.remove import remove_pins_without_clone
+from ...snapshot.under_way.runners import lapsed
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache

@@ -222,7 +222,7 @@ def last_commit_ms(inventory: Inventory, stage: str) -> int:
     if there.head.retired:
         return inventory.known.now_ms
     for version in range(there.head.version, there.first - 1, -1):
-        if inventory.read(stage, version).kind in ("batch", "claim"):
+        if inventory.read(stage, version).traits.by_runner:
             return inventory.manifests[stage][version].modified_ms
     return 0
 

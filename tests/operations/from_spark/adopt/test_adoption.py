@@ -19,8 +19,8 @@ from slackwater.operations.maintenance.compact import StageCompactor
 from slackwater.operations.maintenance.removal import remove_app
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.snapshot.query.log import batches_brought
-from slackwater.snapshot.status.lag import Beat, Heart
 from slackwater.snapshot.take.audit_log import list_operations
+from slackwater.snapshot.under_way.runners import Beat, Heart
 from slackwater.snapshot.verify.verify import verify
 from slackwater.state.event_time import TimeRules
 from slackwater.state.kinds.aggregate import Aggregates
