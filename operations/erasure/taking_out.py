@@ -12,13 +12,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 from ulid import ULID
 
-from ...snapshot.gc.inventory import do_all
 from ...snapshot.take.audit_log import OPERATIONS
 from ...snapshot.take.capture import count_by_partition
 from ...state.rejected_schema import REJECTED_RECORDS
 from ...store.compaction.merge import merge_rows
 from ...store.compaction.plan import newest_first
 from ...store.compaction.rewrite import whole_blocks, without
+from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import codec, history, keys

@@ -13,6 +13,7 @@
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,12 +28,13 @@ from ...snapshot.change.switch import give_up
 from ...snapshot.cut.graph import order
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.stored import find_snapshot
-from ...snapshot.gc.inventory import do_all, storage_clock_ms
+from ...snapshot.gc.inventory import storage_clock_ms
 from ...snapshot.take.audit_log import Operation, why
 from ...snapshot.take.remove import check_unused
 from ...snapshot.take.remove import remove as remove_snapshot
+from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
-from ...store.versions import apps, history, horizon, keys, limits, notes
+from ...store.versions import apps, census, history, horizon, keys, limits, notes
 from ...store.versions.manifest import Manifest
 
 _ALIVE_MS = 60_000
@@ -261,15 +263,11 @@ def _check_not_held(app: str, heads: Mapping[str, Manifest], now_ms: int) -> Non
 
 
 def _contents(store: ObjectStore, app: str) -> Contents:
-    versions = ssts = snapshots = objects = size = 0
+    counts, size = Counter[census.Row | None](), 0
     for info in store.list(f"{app}/"):
-        folder, _, name = info.key.removeprefix(f"{app}/").rpartition("/")
-        versions += folder.endswith("/manifests")
-        ssts += folder.endswith("/sst")
-        snapshots += folder == "snapshots" and name.endswith(".json")
-        objects += 1
+        counts[census.kind_of(info.key)] += 1
         size += info.size_bytes
-    return Contents(versions, ssts, snapshots, objects, size)
+    return Contents(counts[census.MANIFEST], counts[census.SST], counts[census.SNAPSHOT], counts.total(), size)
 
 
 def _in_order(store: ObjectStore, app: str, removal: Removal) -> tuple[list[ObjectInfo], ...]:
@@ -277,17 +275,18 @@ def _in_order(store: ObjectStore, app: str, removal: Removal) -> tuple[list[Obje
 
     Snapshots before what they pin, and last the version of each stage that stops its runner.
     """
-    stay = {keys.removing(app), keys.removed(app), keys.refreshing(app)}
-    if apps.folder_of(store, app) != app:
-        stay.add(keys.protected(app))  # of the app that has the name now
-    left = [info for info in store.list(f"{app}/") if info.key not in stay]
+    # One of the app that has the name now stays.
+    others = (keys.protected(app),) if apps.folder_of(store, app) != app else ()
+    left = [info for info in store.list(f"{app}/") if info.key not in others]
     last = {
         max(found)
         for stage in removal.stages
         if (found := [info.key for info in left if info.key.startswith(keys.manifests(app, stage))])
     }
-    groups: tuple[list[ObjectInfo], ...] = ([], [], [])
+    groups: dict[str, list[ObjectInfo]] = {"first": [], "then": [], "last": []}
     for info in left:
-        is_snapshot = info.key.startswith((keys.snapshots(app), keys.requests(app)))
-        groups[0 if is_snapshot else 2 if info.key in last else 1].append(info)
-    return groups
+        kind = census.kind_of(info.key)
+        turn = "last" if info.key in last else "then" if kind is None or kind.remove == "last" else kind.remove
+        if turn in groups:  # what tells of the removal stays
+            groups[turn].append(info)
+    return tuple(groups.values())

@@ -14,7 +14,6 @@ number fills what the new head has more, and tries again; a batch that is commit
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ from ...errors import Refused
 from ...state.kinds.aggregate import NoRoom
 from ...state.kinds.kind import kind_of
 from ...store.compaction.rewrite import rewritten
+from ...store.objects.many import many
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.multi_get import multi_get
@@ -141,8 +141,7 @@ def fill_ssts(
         cache.add_encoded(made, table, data)
         return made
 
-    with ThreadPoolExecutor(_WORKERS, "fill") as pool:
-        return tuple(pool.map(one, ssts))
+    return tuple(many(one, ssts, _WORKERS))
 
 
 def fill_changes(

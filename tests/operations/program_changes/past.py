@@ -18,6 +18,7 @@ from slackwater.operations.program_changes.backfill_targets import BackfillTarge
 from slackwater.pipeline.batch.committer import Committer, PendingVersion
 from slackwater.snapshot.change.fill import fill_changes
 from slackwater.snapshot.change.migration import applied
+from slackwater.snapshot.cut.migrations import MigratedStage
 from slackwater.state import step as fold_step
 from slackwater.state.fits import Declared, DeclaredStage, evolve
 from slackwater.state.kinds.kind import Bound, Kind
@@ -32,7 +33,6 @@ from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.sorted_runs import touching
 from slackwater.store.versions import apps, commit, history
 from slackwater.store.versions.manifest import AppInfo, Backfill, Column, Input, Manifest, Sst, Table
-from slackwater.store.versions.migrations import MigratedStage
 
 from tests.support.collecting import AgingStore, Killed
 from tests.support.manifests import claim
