@@ -66,14 +66,13 @@ class Rewriting:
             return sst
         chosen, fields = found
         held = search.as_held(one, fields)
-        writer, _ = without(search.member.store, sst, one.table, chosen)
+        writer = without(search.member.store, sst, one.table, chosen)
         if not writer.num_rows:
             self.taken[sst.object] = Taken(held.what, held.table, fields, sst.bytes, 0)
             return None
         # In the folder of the app that has it: it is collected there.
         app, _, stage, *_ = sst.object.split("/")
-        made, data = writer.finish(app=app, stage=stage, partition=sst.partition, level=sst.level)
-        store.put(made.object, data)
+        made = writer.put(store, app=app, stage=stage, partition=sst.partition, level=sst.level)
         self.taken[sst.object] = Taken(held.what, held.table, fields, sst.bytes, made.bytes)
         return made
 

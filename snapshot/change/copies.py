@@ -207,7 +207,7 @@ class Copies:
             stage, table, sst = place
             if table.stage in self.masks.tables:
                 return self._hidden(stage, table, sst)
-            copier.sst_as(sst, key := self._key(stage, sst))
+            copier.sst_as(sst, key := keys.sst(self.app, stage, _ulid(sst)))
             return replace(sst, object=key, root="")
 
         for (_, _, sst), copy in zip(own, many(one, own, _WORKERS), strict=True):
@@ -228,18 +228,18 @@ class Copies:
         held_by = sst.root or self.store.url
         return replace(sst, root="" if held_by == self.target.url else held_by)
 
-    def _key(self, stage: str, sst: Sst) -> str:
-        return keys.sst(self.app, stage, sst.object.rpartition("/")[2].removesuffix(".parquet"))
-
     def _hidden(self, stage: str, table: Manifest, sst: Sst) -> Sst:
         assert table.table is not None  # noqa: S101  it has SSTs
         assert self.cache is not None  # noqa: S101  whoever hides something gives one
         writer = rewritten(self.store, self.cache, sst, table.table, lambda rows: self.masks.over(table.stage, rows))
-        made, data = writer.finish(app=self.app, stage=stage, partition=sst.partition, level=sst.level)
-        made = replace(made, object=self._key(stage, sst))
-        self.target.put(made.object, data)
-        return made
+        return writer.put(
+            self.target, app=self.app, stage=stage, partition=sst.partition, level=sst.level, ulid=_ulid(sst)
+        )
 
 
 def _name(sst: Sst) -> tuple[str, str]:
     return sst.root, sst.object
+
+
+def _ulid(sst: Sst) -> str:
+    return sst.object.rpartition("/")[2].removesuffix(".parquet")

@@ -136,10 +136,8 @@ def fill_ssts(
             return rows
 
         writer = rewritten(store, cache, sst, table, filled)
-        made, data = writer.finish(app=names[0], stage=names[1], partition=sst.partition, level=sst.level)
-        store.put(made.object, data)
-        cache.add_encoded(made, table, data)
-        return made
+        app, stage = names
+        return writer.put(store, app=app, stage=stage, partition=sst.partition, level=sst.level, cache=cache)
 
     return tuple(many(one, ssts, _WORKERS))
 

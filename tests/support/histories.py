@@ -29,7 +29,7 @@ from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import writer
-from slackwater.store.sst.hashing import hash_keys, partition_of
+from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.types import PUT, TOMBSTONE, sst_schema
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit, successor
@@ -552,20 +552,7 @@ def write_parts(
     cache: SstCache | None = None,
 ) -> list[Sst]:
     """One SST for each state partition that has rows."""
-    partitions = partition_of(rows["_hash"].to_numpy(), table.partitions)
-    return [
-        writer.write(
-            store,
-            cache,
-            app=app,
-            stage=stage,
-            table=table,
-            partition=partition,
-            rows=rows.filter(pa.array(partitions == partition)),
-            level=level,
-        )
-        for partition in np.unique(partitions).tolist()
-    ]
+    return [*writer.write_partitions(store, cache, app=app, stage=stage, table=table, rows=rows, level=level)]
 
 
 def rows_of(store: ObjectStore, manifest: Manifest) -> dict[str, Totals]:
