@@ -135,14 +135,7 @@ def remove_app(
             check_unused(store, app)
         if not fence and cloning is None:
             _check_not_held(app, heads, now_ms)
-    removal = begun
-    if removal is None:
-        topics = {output.topic for head in heads.values() for output in head.outputs.values()}
-        topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
-        topics |= {*topics_of(store, cloning)} if cloning is not None else set()
-        ulid, source = ULID(), _source(store, app, cloning)
-        stages = {stage: heads[stage].version for stage in sorted(heads)}
-        removal = Removal(str(ulid), app, ulid.milliseconds, by, stages, tuple(sorted(topics)), why(), *source)
+    removal = begun or _noted(store, app, heads, cloning, by)
     if dry_run:
         return Removed(removal, _contents(store, app), False)
     if begun is None:
@@ -193,20 +186,36 @@ def remove_app(
     return Removed(removal, contents, False)
 
 
-def discard(store: ObjectStore, app: str) -> None:
+def discard(store: ObjectStore, app: str, outside: Callable[[Removal], None] = lambda _removal: None) -> None:
     """Remove an app that is only another one's means, and that nobody runs: all that is stored of it, at once.
 
-    Killed amidst, the same call goes on, and meanwhile it is there for nobody.
+    `outside` removes what it has in Kafka. Killed amidst, the same call goes on, and meanwhile it is there for nobody.
     """
     found = list(store.list(f"{app}/"))
     if not found:
         return
-    ulid = ULID()
-    notes.add(store, keys.removing(app), Removal(str(ulid), app, ulid.milliseconds, "slackwater", {}, ()))
+    removal = notes.find(store, keys.removing(app), Removal)
+    if removal is None:
+        cloning = apps.find_cloning(store, app)
+        heads = heads_of(store, app, _stages(store, app, cloning))
+        removal = notes.add(store, keys.removing(app), _noted(store, app, heads, cloning, "slackwater"))
     store.delete(keys.app_info(app))
+    outside(removal)
     do_all(lambda info: store.delete(info.key), [info for info in found if info.key != keys.removing(app)])
     store.delete(keys.removing(app))
     history.forget(store, app)
+
+
+def _noted(
+    store: ObjectStore, app: str, heads: Mapping[str, Manifest], cloning: apps.Cloning | None, by: str
+) -> Removal:
+    """The note that an app with these stages is being removed."""
+    topics = {output.topic for head in heads.values() for output in head.outputs.values()}
+    topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
+    topics |= {*topics_of(store, cloning)} if cloning is not None else set()
+    ulid, source = ULID(), _source(store, app, cloning)
+    stages = {stage: heads[stage].version for stage in sorted(heads)}
+    return Removal(str(ulid), app, ulid.milliseconds, by, stages, tuple(sorted(topics)), why(), *source)
 
 
 def check_nameless(store: ObjectStore, app: str) -> None:
