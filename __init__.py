@@ -96,4 +96,4 @@ class _Finder:
 
 for _folder in __path__:
     if isinstance(_finder := sys.path_importer_cache.get(_folder), FileFinder):
-        sys.path_importer_cache[_folder] = _Finder(_finder)  # type: ignore[assignment]
+        sys.path_importer_cache[_folder] = _Finder(_finder)

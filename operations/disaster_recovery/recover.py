@@ -31,6 +31,7 @@ from ...snapshot.cut import replicas
 from ...snapshot.cut.graph import Cut, channels
 from ...snapshot.cut.in_flight import InFlight, channel_state
 from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.migrations import MIGRATIONS, MigratedStage, Migration
 from ...snapshot.cut.replicas import Recovery, SinkRest, find_recovery
 from ...snapshot.take.capture import read
 from ...store.objects.protocol import ObjectStore
@@ -38,7 +39,6 @@ from ...store.versions import history, keys, notes
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.kinds import RECOVER
 from ...store.versions.manifest import Input, Manifest, Output, Sink
-from ...store.versions.migrations import MIGRATIONS, MigratedStage, Migration
 from .fence import Primary, fence, look
 from .recover_plan import FailoverTerms, RecoveryPlan, find_replica, make_plan
 from .replicate import Replicator, Round

@@ -15,6 +15,7 @@ from ...snapshot.under_way import runners
 from ...store.archive import index, objects
 from ...store.archive.index import INDEXES, ArchiveIndex, ArchiveObject
 from ...store.read.decode import read_whole
+from ...store.versions import census
 from ...store.versions.manifest import Manifest
 from .family import Member
 from .held import Held, Search
@@ -85,7 +86,7 @@ def unnamed(search: Search) -> Iterator[tuple[Held, bool]]:
     """
     store, app = search.member.store, search.member.app
     for archive in search.archives():
-        listed = [info for info in store.list(archive.prefix) if info.key.endswith(".parquet")]
+        listed = [info for info in store.list(archive.prefix) if census.kind_of(info.key) is census.ARCHIVED]
         # After the listing: what was appended in between is named.
         try:
             all_indexes = INDEXES.all(store, archive.prefix)

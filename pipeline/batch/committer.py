@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from msgspec import structs
 from ...errors import CommitConflict, Refused
 from ...store.compaction.plan import Done, rebase
 from ...store.objects.local import SpooledStore
+from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Stats
 from ...store.versions import commit, history
@@ -290,9 +290,7 @@ class Committer:
         """Bring what the version adds into the store, unless it is there."""
         if self._spool is None or not (waiting := sorted(change.added - self._uploaded)):
             return
-        with ThreadPoolExecutor(min(_UPLOADS, len(waiting)), thread_name_prefix="upload") as threads:
-            for _ in threads.map(self._spool.upload, waiting):
-                pass
+        do_all(self._spool.upload, waiting, min(_UPLOADS, len(waiting)))
         self._uploaded.update(waiting)
 
 

@@ -26,8 +26,8 @@ from ...store.sst.types import DUE
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, begin
 from ...store.versions.manifest import Former, Input, Manifest, Output, Reset, Rewind
-from ...store.versions.migrations import MIGRATIONS, MigratedStage, Migration, Unread
 from ..cut.graph import order
+from ..cut.migrations import MIGRATIONS, MigratedStage, Migration, Unread
 from ..cut.moments import heads_of
 from ..cut.stored import cancel, list_snapshots, open_requests
 from ..take.audit_log import OPERATIONS, record
