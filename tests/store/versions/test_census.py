@@ -13,7 +13,6 @@ from slackwater.operations.exchange.export import export_folder
 from slackwater.operations.maintenance.protection import Protection
 from slackwater.operations.maintenance.removal import Removal, remove_app
 from slackwater.operations.staging.refresh import Refreshing
-from slackwater.snapshot.change.hold import Hold
 from slackwater.snapshot.change.migrate import carry_out
 from slackwater.snapshot.change.retries import RetryRequest
 from slackwater.snapshot.cut.migrations import MigratedStage
@@ -24,6 +23,7 @@ from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.audit_log import record
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.under_way.edit_request import EditRequest
+from slackwater.snapshot.under_way.hold import Hold
 from slackwater.snapshot.under_way.runners import Beat
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.archive.extents import Extent
