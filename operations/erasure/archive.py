@@ -9,13 +9,13 @@ import pyarrow as pa
 from ...common import instants
 from ...errors import CommitConflict, Corruption, ObjectNotFound
 from ...snapshot.cut.moments import heads_of, stages_of
+from ...snapshot.gc import census
 from ...snapshot.query.fields import Field
 from ...snapshot.status.archives import archives_of
 from ...snapshot.under_way import runners
 from ...store.archive import index, objects
 from ...store.archive.index import INDEXES, ArchiveIndex, ArchiveObject
 from ...store.read.decode import read_whole
-from ...store.versions import census
 from ...store.versions.manifest import Manifest
 from .family import Member
 from .held import Held, Search

@@ -15,6 +15,7 @@ from ...snapshot.cut.in_flight import in_flight
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import newest_cut, stages_of
 from ...snapshot.cut.stored import Snapshot, list_snapshots
+from ...snapshot.gc import census
 from ...snapshot.query.fields import Field, Unreadable, all_columns, all_leaves, parsed
 from ...snapshot.take.audit_log import OPERATIONS
 from ...snapshot.take.capture import read_object
@@ -27,7 +28,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.decode import Block, read_groups, read_whole
 from ...store.read.multi_get import multi_get
 from ...store.sst.types import HASH
-from ...store.versions import census, history, keys
+from ...store.versions import history, keys
 from ...store.versions.manifest import Manifest, Sst, Table
 from ...store.versions.side_tables import all_ssts, table_name
 from .family import Keys, KeysAsked, Member

@@ -28,13 +28,14 @@ from ...snapshot.change.switch import give_up
 from ...snapshot.cut.graph import order
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.stored import find_snapshot
+from ...snapshot.gc import census
 from ...snapshot.gc.inventory import storage_clock_ms
 from ...snapshot.take.audit_log import Operation, why
 from ...snapshot.take.remove import check_unused
 from ...snapshot.take.remove import remove as remove_snapshot
 from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
-from ...store.versions import apps, census, history, horizon, keys, limits, notes
+from ...store.versions import apps, history, horizon, keys, limits, notes
 from ...store.versions.manifest import Manifest
 
 _ALIVE_MS = 60_000

@@ -19,6 +19,8 @@ from slackwater.snapshot.cut.migrations import MigratedStage
 from slackwater.snapshot.cut.replicas import KnownReplica, Recovery, Replica, ReplicaCut
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import Request, notify
+from slackwater.snapshot.gc import census
+from slackwater.snapshot.gc.census import KINDS, Row, kind_of
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.audit_log import record
 from slackwater.snapshot.take.snapshots import pin
@@ -29,8 +31,7 @@ from slackwater.snapshot.verify.verify import verify
 from slackwater.store.archive.extents import Extent
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import apps, census, codec, keys
-from slackwater.store.versions.census import KINDS, Row, kind_of
+from slackwater.store.versions import apps, codec, keys
 from slackwater.store.versions.forgotten.under_way import Forgetting
 from slackwater.store.versions.manifest import Edit
 from slackwater.store.versions.published import Place

@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from . import keys
-from .keys import note
+from ...store.versions import keys
+from ...store.versions.keys import note
 
 
 @dataclass(frozen=True, slots=True, eq=False)
