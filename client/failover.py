@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..common.argument_types import checked_methods
-from ..operations.disaster_recovery.copier import WORKERS
 from ..operations.disaster_recovery.drill import drill
 from ..operations.disaster_recovery.recover import recover
 from ..operations.disaster_recovery.recover_plan import FailoverTerms
 from ..operations.disaster_recovery.replicate import Replicator, Round
 from ..snapshot.cut.replicas import forget
 from ..store.objects.protocol import ObjectStore
+from ..store.read.copier import WORKERS
 from ..store.versions.apps import read_app
 from .clones import remove_topics
 from .releases import AppReleases

@@ -28,11 +28,11 @@ from ..snapshot.cut.stored import Snapshot, list_snapshots, of_snapshot, open_re
 from ..snapshot.diff.key_history import RowHistory, key_history
 from ..snapshot.query.log import entries, unreplayable
 from ..snapshot.query.timeline import ThinnedLine, timeline
-from ..snapshot.status import lag
 from ..snapshot.take import taking
 from ..snapshot.take.audit_log import Operation, check_verb, list_operations
 from ..snapshot.take.remove import remove_or_withdraw
 from ..snapshot.take.waiting import SnapshotProgress, ask, asks_nobody, take
+from ..snapshot.under_way import runners
 from ..snapshot.verify.topics import TOPICS_SAY
 from ..snapshot.verify.verify import Report, verify
 from ..store.read.range_reads import at_once
@@ -185,7 +185,7 @@ class AppHistory(Shown):
         if not wait and not instant and is_new():
             asked, already = ask(store, app, name, by=by)
             return snapshots.requested(app, asked, already=already)
-        if not instant and not lag.beats(store, app, now_ms) and is_new():
+        if not instant and not runners.beats(store, app, now_ms) and is_new():
             up_to = format_ms(round(timeout_s * 1_000))
             client.note(
                 f"nobody runs {app} now: this waits up to {up_to} for a runner to take the snapshot, and withdraws it "

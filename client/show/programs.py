@@ -219,7 +219,7 @@ def _dependence(one: Dependence, mask: Mask) -> dict[str, Any]:
         "num_keys": len(keys) if keys is not None else 0,
         "keys": values.stream(changes),
         "sent": {
-            name: {"first": rows.first.num_rows, "second": rows.second.num_rows}
+            name: {"first": rows.missing.num_rows, "second": rows.added.num_rows}
             for name, rows in one.different.sent.items()
         },
         "error": mask.reason(one.different.failed) or None,
@@ -283,7 +283,7 @@ def _finding(found: Sequence[Dependence], mask: Mask) -> Iterator[Block]:
     for name, rows in one.different.sent.items():
         counts = (
             f"{plural(each.num_rows, 'row')} only {title}"
-            for each, title in ((rows.first, first), (rows.second, second))
+            for each, title in ((rows.missing, first), (rows.added, second))
             if each.num_rows
         )
         yield f"v{one.version}, sent on {name}: {', '.join(counts)}"

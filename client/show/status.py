@@ -10,6 +10,7 @@ from ...snapshot.status.archives import ArchiveStatus
 from ...snapshot.status.lag import InputLag
 from ...snapshot.status.overview import AppCost, AppOverview, StageOverview
 from ...snapshot.verify.report import CHECKS
+from ...store.versions.kinds import KINDS
 from . import formats
 from .document import Block, Cell, TableBlock, Title
 from .formats import count, plural, size
@@ -130,7 +131,7 @@ def _rows(stage: StageOverview) -> Cell:
         return "-"
     if stage.attached is not None:
         return formats.at_most(stage.rows)
-    return stage.rows if stage.rows or stage.kind == "batch" else "-"
+    return stage.rows if stage.rows or KINDS[stage.kind].reads_records else "-"
 
 
 def _lag(source: InputLag) -> str:

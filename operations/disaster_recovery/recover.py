@@ -31,13 +31,14 @@ from ...snapshot.cut import replicas
 from ...snapshot.cut.graph import Cut, channels
 from ...snapshot.cut.in_flight import InFlight, channel_state
 from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.migrations import MIGRATIONS, MigratedStage, Migration
 from ...snapshot.cut.replicas import Recovery, SinkRest, find_recovery
 from ...snapshot.take.capture import read
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys, notes
 from ...store.versions.amend import Amendment, amend
+from ...store.versions.kinds import RECOVER
 from ...store.versions.manifest import Input, Manifest, Output, Sink
-from ...store.versions.migrations import MIGRATIONS, MigratedStage, Migration
 from .fence import Primary, fence, look
 from .recover_plan import FailoverTerms, RecoveryPlan, find_replica, make_plan
 from .replicate import Replicator, Round
@@ -320,7 +321,7 @@ def _finish(
         head = history.head(target, app, stage)
         if head is None or step.retires:
             continue
-        if step.rests and head.kind == "recover" and head.rewind is not None:
+        if step.rests and head.traits is RECOVER and head.rewind is not None:
             head = amend(target, head, _with_rests(step.rests), by=note.by, now_ms=instants.now_ms()).manifest
         versions[stage] = head.version
         kafka.announce(app, stage, {read.topic: read.offsets for read in head.inputs.values()})
@@ -337,7 +338,7 @@ def _with_rests(rests: Mapping[str, Sink]) -> Amendment:
     """The version that brings what sinks had still to publish."""
 
     def requires(newest: Manifest) -> bool:
-        return newest.kind == "recover" and newest.rewind is not None
+        return newest.traits is RECOVER and newest.rewind is not None
 
     def update(draft: Manifest) -> Manifest:
         sinks = {

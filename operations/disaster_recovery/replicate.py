@@ -22,15 +22,16 @@ from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import without_retired
 from ...snapshot.cut.replicas import CUTS, PREFIX, REPLICAS, KnownReplica, ReplicaCut, SinkRest
 from ...snapshot.cut.stored import SNAPSHOTS, Snapshot
-from ...snapshot.gc.inventory import many
 from ...snapshot.take.audit_log import newest_operation
 from ...snapshot.take.capture import discard
+from ...store.objects.many import many
 from ...store.objects.protocol import ObjectStore
+from ...store.read.copier import WORKERS, Copier
 from ...store.versions import codec, history, keys
 from ...store.versions.horizon import Boundary
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts
-from .copier import WORKERS, Copier, copy_others, copy_rules, was_forgotten
+from .beside_versions import copy_others, copy_rules, was_forgotten
 from .kafka_state import anchors_of, records_in_flight, sink_rests
 from .replica_standing import Pair
 from .replicate_plan import Todo, every_version, last_final

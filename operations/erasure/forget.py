@@ -27,10 +27,10 @@ from ulid import ULID
 
 from ...common import instants
 from ...errors import Refused, SlackwaterError, Usage
-from ...snapshot.change.edit_request import EDITS
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.stored import notify, open_requests
 from ...snapshot.take.audit_log import record_once, why
+from ...snapshot.under_way.edit_request import EDITS
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import keys

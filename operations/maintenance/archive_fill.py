@@ -85,7 +85,7 @@ def _since(store: ObjectStore, head: Manifest, start: Manifest | None, wanted: _
     """Note what a stage read in each of its versions after one, as far back as its history is there."""
     after = head
     for before in history.backwards(store, head):
-        if before.version < after.version and after.kind == "batch":
+        if before.version < after.version and after.traits.reads_records:
             for name, at in after.inputs.items():
                 was = before.inputs.get(name)
                 if was is not None and was.topic == at.topic:

@@ -70,16 +70,12 @@ def _deployed(store: ObjectStore, head: Manifest) -> Manifest | None:
             earlier = history.find(store, head.app, head.stage, last.to)
         elif earlier is not None and _are_of_two(earlier, head):
             began = earlier.version + 1
-            while earlier is not None and earlier.kind in _FOR_A_PROGRAM:
+            while earlier is not None and earlier.traits.for_next_program:
                 began, earlier = earlier.version, history.before(store, earlier)
             return history.read(store, head.app, head.stage, began)
         if earlier is None or earlier.program is None:
             return None
         at = earlier
-
-
-_FOR_A_PROGRAM = ("migration", "rename")
-"""Kinds of versions that belong to the program that is claimed after them."""
 
 
 def _is_before(epoch: int, each: Manifest) -> bool:

@@ -7,9 +7,9 @@ forward. The clone's identity comes last: before it, the clone is there for nobo
 """
 
 import secrets
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
@@ -25,10 +25,12 @@ from ...snapshot.cut.stored import Snapshot, find_snapshot, read_snapshot
 from ...snapshot.take.audit_log import record_once
 from ...snapshot.take.remove import remove_pins_without_clone
 from ...snapshot.take.snapshots import pin
+from ...snapshot.under_way.runners import lapsed
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, keys
 from ...store.versions.apps import Cloning
+from ..maintenance.removal import Removal, discard
 from .clone_plan import ClonePlan, Terms, make_plan
 
 
@@ -96,6 +98,70 @@ def clone(
     made = {stage: (0, version) for stage, version in plan.state.versions.items()}
     record_once(target, name, "clone", born, by, made, since_ms=since_ms, same=lambda _had: True)
     return plan
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchClone:
+    """A clone that a trial or a drill makes for itself, in the store of its source."""
+
+    store: ObjectStore
+    ref: str
+    """The moment as it was said,"""
+    start: Cut
+    """and what it named then."""
+    name: str
+    terms: Terms
+    """Their reason says whose clone it is."""
+    channels: Topics
+    by: str
+    outside: Callable[[Removal], None]
+    """Removes what it has outside of the store: topics, and groups."""
+    pause: Callable[[], None]
+    """Called until signs of life of a runner that was killed are old."""
+
+    @contextmanager
+    def there(self, ending: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Inside, it is there, made anew; it goes inside what `ending` gives. Raises as `drop` and `clone`."""
+        self.drop()
+        try:
+            self.make(noted=False)
+            yield
+        finally:
+            with ending():
+                self.drop()
+
+    def make(self, *, noted: bool) -> None:
+        """Make it, or finish making it. Its source's log of operations tells of it if it is `noted`."""
+        clone(
+            self.store,
+            self.ref,
+            self.name,
+            at=self.start,
+            terms=self.terms,
+            channels=self.channels,
+            by=self.by,
+            noted=noted,
+        )
+
+    def drop(self) -> None:
+        """Remove it, whatever an earlier call has left of it, and its pin. Killed amidst, the next call does.
+
+        Raises `Refused` where the app of that name is another one, or a runner has it.
+        """
+        source = self.start.app
+        info, _ = apps.find_begun(self.store, self.name)
+        if info is not None and (info.origin is None or info.origin.app != source):
+            raise Refused(
+                f"app {self.name!r} is no clone of {source}, and {self.terms.reason} would have that name",
+                hint=f"look at it: slackwater status {self.name} --store {self.store.url}",
+            )
+        if not lapsed(self.store, self.name, self.pause):
+            raise Refused(
+                f"{self.terms.reason} of {source} is under way: a runner has its clone, {self.name}",
+                hint="wait until that has ended",
+            )
+        discard(self.store, self.name, self.outside)
+        remove_pins_without_clone(self.store, source, self.name, "")
 
 
 def _keeper(store: ObjectStore, plan: ClonePlan, note: Cloning) -> Snapshot | None:

@@ -8,8 +8,6 @@ from functools import partial
 
 from ...common import instants
 from ...errors import Refused
-from ...snapshot.change import hold as holds
-from ...snapshot.change.hold import RENEW_S, Hold
 from ...snapshot.change.standing import Standing, behind, furthest, place_of, short_of
 from ...snapshot.change.switch import MovedOn, Switch, withdraw
 from ...snapshot.cut.graph import Cut, order
@@ -18,6 +16,8 @@ from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.cut.stored import cancel, open_requests
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff
 from ...snapshot.take.audit_log import record, record_once
+from ...snapshot.under_way import hold as holds
+from ...snapshot.under_way.hold import RENEW_S, Hold
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, history

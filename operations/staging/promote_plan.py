@@ -12,7 +12,7 @@ from ...snapshot.change.standing import Standing, furthest, users_inputs
 from ...snapshot.change.switch import Switch, declared, newest_of
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, stages_of
-from ...snapshot.status.lag import beats
+from ...snapshot.under_way.runners import beats
 from ...state.topics import are_two, merged
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
@@ -248,4 +248,4 @@ def _was_claimed(store: ObjectStore, head: Manifest) -> bool:
     began = max(1, cut.get(head.stage, 0), *(former.version for former in head.formerly))
     if history.first_version(store, head.app, head.stage) > began:
         return True  # it is long ago that it began: garbage collection has been there since
-    return any(each.kind in ("claim", "batch") for each in history.after(store, head.app, head.stage, began - 1))
+    return any(each.traits.by_runner for each in history.after(store, head.app, head.stage, began - 1))

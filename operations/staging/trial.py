@@ -12,8 +12,8 @@ removed is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
@@ -23,7 +23,6 @@ from xxhash import xxh3_64_hexdigest
 
 from ...common import instants
 from ...common.durations import DAY_MS
-from ...errors import Refused
 from ...pipeline.api.app import App
 from ...pipeline.batch.batch_report import BatchReport
 from ...pipeline.batch.schemas import shapes
@@ -40,22 +39,19 @@ from ...pipeline.spark.session import running_session, warm_up
 from ...snapshot.change.migrate import lines
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.in_flight import InFlight
-from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.resolve import resolve
 from ...snapshot.diff.allowed import only_in, without_all
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff, new_tables
 from ...snapshot.diff.near_records import unequal
-from ...snapshot.status.lag import lapsed
-from ...snapshot.take.remove import remove_pins_without_clone
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst.key_share import KeyShare
-from ...store.versions import apps, history
+from ...store.versions import history
 from ...store.versions.manifest import Manifest
-from ..maintenance.removal import discard
+from ..maintenance.removal import Removal
 from ..program_changes.program import migrate_app, spark_of
-from .clone import clone
+from .clone import ScratchClone
 from .clone_plan import Terms
 from .sample import sampled
 from .trial_plan import Ends, Release, TrialPlan, check_reached, in_all_to_read, make_plan
@@ -116,67 +112,6 @@ def _all(store: ObjectStore, head: Manifest, name: str) -> InFlight:
     attempts = tuple(attempt for each in versions if name in each.sinks for attempt in each.sinks[name].attempts)
     where = (name, sink.topic, head.stage, "", (0,), (sink.end,))
     return InFlight(*where, attempts, sink.sent, (), sink.since, head.version, "", sink.topic_id)
-
-
-@dataclass(frozen=True, slots=True)
-class ScratchClone:
-    """One clone of a moment, in the store of its source."""
-
-    store: ObjectStore
-    ref: str
-    """The moment as it was said,"""
-    start: Cut
-    """and what it named then."""
-    name: str
-    terms: Terms
-    channels: Topics
-    by: str
-    outside: Callable[[], None]
-    """Removes what it has outside of the store: topics, and groups."""
-    pause: Callable[[], None]
-    """Called until signs of life of a runner that was killed are old."""
-
-    @contextmanager
-    def there(self, ending: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """Inside, it is there, made anew; it goes inside what `ending` gives. Raises as `drop` and `clone`."""
-        self.drop()
-        try:
-            self.make(noted=False)
-            yield
-        finally:
-            with ending():
-                self.drop()
-
-    def make(self, *, noted: bool) -> None:
-        """Make it, or finish making it. Its source's log of operations tells of it if it is `noted`."""
-        clone(
-            self.store,
-            self.ref,
-            self.name,
-            at=self.start,
-            terms=self.terms,
-            channels=self.channels,
-            by=self.by,
-            noted=noted,
-        )
-
-    def drop(self) -> None:
-        """Remove it, whatever an earlier call has left of it, and its pin. Killed amidst, the next call does.
-
-        Raises `Refused` where the app of that name is another one, or a runner has it.
-        """
-        source = self.start.app
-        info = apps.find_app(self.store, self.name)
-        if info is not None and (info.origin is None or info.origin.app != source):
-            raise Refused(f"app {self.name!r} is none of a trial of {source}, which would have that name")
-        if not lapsed(self.store, self.name, self.pause):
-            raise Refused(
-                f"the same trial of {source} is under way: a runner has its clone, {self.name}",
-                hint="wait until that has ended",
-            )
-        discard(self.store, self.name)
-        remove_pins_without_clone(self.store, source, self.name, "")
-        self.outside()
 
 
 _LOOK_S = 1.0
@@ -285,7 +220,7 @@ class CloneRun:
         if self.stop.now.wait(_LOOK_S):
             raise StopRequested
 
-    def _forget(self) -> None:
+    def _forget(self, _removal: Removal) -> None:
         """Remove what Kafka has of the clone."""
         kafka = open_kafka(self.options.kafka)
         if topics := [topic for topic in kafka.partition_counts() if topic.startswith(f"{self.name}-")]:

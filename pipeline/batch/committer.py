@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,11 +23,12 @@ from msgspec import structs
 from ...errors import CommitConflict, Refused
 from ...store.compaction.plan import Done, rebase
 from ...store.objects.local import SpooledStore
+from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Stats
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, newest
-from ...store.versions.manifest import BESIDE_BATCHES, Manifest
+from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts
 from ..upkeep.meter import StageMeter
 
@@ -134,7 +134,7 @@ class Committer:
         but `in_order`, wait until it is.
 
         Raises `Fenced` where a writer with a newer epoch took the stage over, `CommitConflict` where somebody else
-        committed what is of none of `BESIDE_BATCHES`, `Outdated`, and `Refused` where this was closed.
+        committed what is of no kind that goes beside batches, `Outdated`, and `Refused` where this was closed.
         """
         if not self._max_unflushed:
             self._commit(change)
@@ -252,7 +252,7 @@ class Committer:
             history.read(self._store, head.app, head.stage, version)
             for version in range(self.head.version + 1, head.version + 1)
         )
-        return next((each for each in since if each.kind not in BESIDE_BATCHES or each.epoch != head.epoch), None)
+        return next((each for each in since if not each.traits.beside_batches or each.epoch != head.epoch), None)
 
     def _onto(self, change: PendingVersion, head: Manifest) -> PendingVersion:
         """The change built on this head. Raises `Outdated` where its batch has to be computed once more."""
@@ -277,7 +277,7 @@ class Committer:
         """
         manifest = change.manifest
         read, sent = (each.rows for each in manifest.inputs.values()), (each.rows for each in manifest.outputs.values())
-        if (change.added or any(read) or any(sent)) and manifest.kind != "edit":  # which sends nothing on
+        if (change.added or any(read) or any(sent)) and manifest.traits.reads_records:  # which sends nothing on
             raise PromotedMeanwhile(
                 f"stage {head.app}/{head.stage} was promoted at v{head.version} while a batch of it was under way",
                 version=head.version,
@@ -290,9 +290,7 @@ class Committer:
         """Bring what the version adds into the store, unless it is there."""
         if self._spool is None or not (waiting := sorted(change.added - self._uploaded)):
             return
-        with ThreadPoolExecutor(min(_UPLOADS, len(waiting)), thread_name_prefix="upload") as threads:
-            for _ in threads.map(self._spool.upload, waiting):
-                pass
+        do_all(self._spool.upload, waiting, min(_UPLOADS, len(waiting)))
         self._uploaded.update(waiting)
 
 

@@ -15,8 +15,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from ...common import instants
 from ...errors import SlackwaterError, Unavailable
 from ...snapshot.change.edit import change_of, newest
-from ...snapshot.change.edit_request import EDITS, EditRequest, done_by
 from ...snapshot.change.edited import edited
+from ...snapshot.under_way.edit_request import EDITS, EditRequest, done_by
 from ...state.event_time import BatchTimes
 from ...state.next_version import Outcome, TaskReport, Written, has_rows, next_version
 from ...state.records import Position

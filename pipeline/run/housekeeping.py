@@ -18,8 +18,8 @@ from ...snapshot.cut.moments import heads_of
 from ...snapshot.gc.collect import Collected, collect
 from ...snapshot.gc.inventory import last_collection
 from ...snapshot.gc.retention import Retention
-from ...snapshot.status import lag
 from ...snapshot.status.lag import StageLag, input_lag, sink_lags
+from ...snapshot.under_way.runners import BEAT_S, Beat, Heart, beats, runner_of
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
@@ -69,7 +69,7 @@ def ask_spark(spark: SparkSession, listener: Listener, queued: set[str], over: t
                 found = set(queued_groups(spark))
                 queued &= found
                 queued |= found
-                due_s = time.monotonic() + lag.BEAT_S / 2
+                due_s = time.monotonic() + BEAT_S / 2
         except (Py4JError, ConnectionError):
             return  # that Spark is gone, its queries say
         over.wait(_ASK_S)
@@ -92,12 +92,12 @@ class LagReporter:
     _waits: dict[str, str] = field(default_factory=dict)
     _others: dict[str, Manifest] = field(default_factory=dict)
     """Heads of stages that run elsewhere, or nowhere."""
-    _alive: tuple[lag.Beat, ...] | None = None
+    _alive: tuple[Beat, ...] | None = None
 
     def work(self, over: threading.Event) -> None:
         """Report and write heartbeats, of which the last one goes when it is `over`."""
         app, epochs = self.claimer.app.name, {runner.stage.name: runner.head.epoch for runner in self.runners}
-        beat, heart = lag.Beat(self.claimer.writer, self.claimer.by, epochs), lag.Heart(self.store, app)
+        beat, heart = Beat(self.claimer.writer, self.claimer.by, epochs), Heart(self.store, app)
         others_due = 0.0
         while not over.is_set():
             heart.beat(lambda: replace(beat, waits=self._waits))
@@ -113,7 +113,7 @@ class LagReporter:
 
     def _refresh_others(self, app: str) -> None:
         try:
-            self._alive = lag.beats(self.store, app, instants.now_ms())
+            self._alive = beats(self.store, app, instants.now_ms())
             names = set(history.list_stages(self.store, app)) - {runner.stage.name for runner in self.runners}
             found = {}
             for stage in sorted(names):
@@ -136,7 +136,7 @@ class LagReporter:
             if stage in own:
                 found.append(StageLag(app, stage, inputs, True, sink_lags(head, self.places(stage))))
             else:
-                runs = None if self._alive is None else bool(lag.runner_of(head, self._alive))
+                runs = None if self._alive is None else bool(runner_of(head, self._alive))
                 found.append(StageLag(app, stage, inputs, runs, ()))
         return tuple(found)
 
@@ -195,7 +195,7 @@ class Collector:
     def _leads(self, now_ms: int) -> bool:
         """Whether the first stage that runs is this runner's."""
         heads = heads_of(self.store, self.app, history.list_stages(self.store, self.app))
-        alive = lag.beats(self.store, self.app, now_ms)
+        alive = beats(self.store, self.app, now_ms)
         mine = self.epochs()
-        first = next((name for name in order(heads) if name in mine or lag.runner_of(heads[name], alive)), None)
+        first = next((name for name in order(heads) if name in mine or runner_of(heads[name], alive)), None)
         return first is not None and mine.get(first) == heads[first].epoch

@@ -107,7 +107,7 @@ class Archiver(Listener):
                 known = before.inputs.get(name) if before is not None else None
                 if known is None or known.topic != at.topic:
                     topic.first[head.stage] = at
-                elif head.kind == "batch":
+                elif head.traits.reads_records:
                     read = (Extent(one.partition, one.first, one.last) for one in ranges(known.offsets, at.offsets))
                     topic.pending = union(topic.pending, read)
                     topic.read_ms = max(topic.read_ms, head.time_ms)

@@ -125,7 +125,7 @@ class _WrittenIn:
 
 def _written(manifests: Iterable[Manifest]) -> Iterator[_WrittenIn]:
     for manifest in manifests:
-        if manifest.may_change_rows:
+        if manifest.traits.changes_rows:
             seq = manifest.row_seq
             yield from (_WrittenIn(s, manifest.version, seq) for s in manifest.ssts if s.seq_min <= seq <= s.seq_max)
 

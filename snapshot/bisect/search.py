@@ -247,7 +247,7 @@ def _verdict(evaluator: Evaluator, ends: Ends, found: _Narrowed, evaluations: in
     certain = found.certain or [each.last - each.first for each in candidates] == [0]
     heads = [between.high.stages[each.stage] for each in candidates]
     commit = between.only() if found.certain else max(heads, key=line.place, default=None)
-    if commit is None or (certain and not commit.may_change_rows):
+    if commit is None or (certain and not commit.traits.changes_rows):
         raise _unsteady()
     good, bad = (line.before(commit), line.up_to(commit)) if found.certain else (between.low, between.high)
     rows = (

@@ -16,8 +16,8 @@ from ...state.fits import ColumnChange, Declared
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import published
 from ...store.versions.manifest import Input, Manifest, Ttl
-from ...store.versions.migrations import MIGRATIONS, MigratedStage, Migration
 from ..cut.kafka_topics import Topics
+from ..cut.migrations import MIGRATIONS, MigratedStage, Migration
 from ..cut.moments import heads_of, newest_cut, stages_of
 from ..cut.stored import open_requests
 from ..take.audit_log import why

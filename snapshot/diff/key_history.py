@@ -127,7 +127,7 @@ def key_changes(versions: VersionList, stored: StoredKey, now_ms: int) -> Iterat
                     yield _change(versions, later, shown)
             later = shown
     if later is not None and later.row is not None:
-        formerly = versions[0].formerly[-1].stage if versions[0].kind == "rename" else ""
+        formerly = versions[0].former_name
         born = _change(versions, later, _Shown(0, None))
         yield replace(born, inherited=_inherited(versions), formerly=formerly)
 
@@ -257,5 +257,4 @@ def _inherited(versions: VersionList) -> Literal["", "clone", "collected", "rena
     """Why the history begins with what it begins with."""
     if not versions.numbers or versions.numbers[0] == 1:
         return ""
-    kind = versions[0].kind
-    return kind if kind == "clone" else "renamed" if kind == "rename" else "collected"
+    return versions[0].traits.begins or "collected"

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
 from ...store.versions.horizon import Boundary
-from ...store.versions.manifest import Input, Lost, Manifest, VersionKind
+from ...store.versions.kinds import VersionKind
+from ...store.versions.manifest import Input, Lost, Manifest
 from ..cut.line import newest_first
 from ..cut.lineage import Window, direct, losses, rows_read
 from ..cut.moments import heads_of, newest, stages_of
@@ -151,11 +152,11 @@ def _entry(
         epoch=manifest.epoch,
         by=manifest.by,
         thinned=gone,
-        renamed=manifest.called or (manifest.formerly[-1].stage if manifest.kind == "rename" else ""),
+        renamed=manifest.called or manifest.former_name,
         added=tuple(name for name, at in (table.added if table else {}).items() if at == manifest.version),
         watermark_ms=manifest.watermark_ms,
         edited=manifest.edited.what if manifest.edited is not None else "",
-        deployed=str(program) if is_another and manifest.kind == "claim" else "",
+        deployed=str(program) if is_another and manifest.traits.claims else "",
         rewound=manifest.rewind.to if manifest.rewind is not None else None,
         reset=tuple(
             f"{read.topic}[{partition}] {'-' if start is None else start} to {'-' if end is None else end}"

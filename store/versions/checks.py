@@ -244,7 +244,7 @@ def _names(value: Manifest) -> Iterator[Wrong]:
     """What is wrong with what a stage is called, was called and will be called."""
     if value.called and (not value.retired or value.called == value.stage):
         yield Wrong("called", value.called, "nothing, or the other name of a stage that is retired")
-    if value.kind == "rename" and (not value.formerly or value.formerly[-1].version != value.version):
+    if value.traits.begins == "renamed" and (not value.formerly or value.formerly[-1].version != value.version):
         yield Wrong("formerly", value.formerly, "the name up to this version, where a stage gets another")
     names, version = {value.stage}, 0
     for number, former in enumerate(value.formerly):

@@ -12,22 +12,10 @@ from msgspec import Meta, Struct
 from ..objects.stats import Stats
 from . import limits
 from .column_types import Lineage
+from .kinds import KINDS, Traits, VersionKind
 
 Declaration: TypeAlias = dict[str, Any]
 """A kind of state as it was declared: a JSON object, whose `kind` says which; `state.kinds` has them."""
-
-VersionKind = Literal[
-    "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "rewind", "edit",
-    "promote", "demote", "forget", "recover", "reset",
-]  # fmt: skip
-"""Why a version exists: a writer's claim, a micro-batch, a compaction, a clone, another number of state partitions, the
-stage's retirement, first rows from elsewhere, a changed declaration, a new name, the return to an earlier version, rows
-changed by hand, a name and sinks that an app gave or was given, keys forgotten in it and in all before it, going on
-from a replica, or other offsets to read on from."""
-BESIDE_BATCHES: tuple[VersionKind, ...] = ("compaction", "promote", "forget")
-"""Kinds of versions that others commit between a stage's batches, under the epoch of whoever has the stage."""
-UNFENCED: tuple[VersionKind, ...] = ("batch", "edit", *BESIDE_BATCHES)
-"""Kinds of versions that take the stage from nobody. Any other takes it over."""
 
 
 def is_internal(column: str) -> bool:
@@ -506,24 +494,29 @@ class Manifest(Struct, frozen=True):
         return tuple(one for one in reversed([*found, range(after + 1, up_to + 1)]) if one)
 
     @property
-    def may_change_rows(self) -> bool:
-        """Whether the table may hold other rows than at the version before, beside those that expire with time."""
-        return self.kind not in ("claim", "compaction", "rescale", "retire", "promote", "demote", "forget", "reset")
-
-    @property
-    def begins_with_rows(self) -> bool:
-        """Whether the stage's history begins here, with a table that no batch made: of a clone or an init."""
-        return self.kind in ("clone", "init")
+    def traits(self) -> Traits:
+        """What its kind is, and what follows from that."""
+        return KINDS[self.kind]
 
     @property
     def begins(self) -> bool:
         """Whether the stage's history begins here under a number above 1: of a clone, or a stage renamed."""
-        return self.kind in ("clone", "rename")
+        return bool(self.traits.begins)
 
     @property
     def retired(self) -> bool:
         """Whether cuts, snapshots and lag leave the stage out. Only a claim may follow, which brings it back."""
-        return self.kind == "retire"
+        return self.traits.retires
+
+    @property
+    def former_name(self) -> str:
+        """The stage's name before this version, which gave it another one; empty for any other version."""
+        return self.formerly[-1].stage if self.traits.begins == "renamed" else ""
+
+    @property
+    def has_read(self) -> bool:
+        """Whether it is a batch that read records, and not only markers."""
+        return self.traits.reads_records and any(read.rows for read in self.inputs.values())
 
 
 class Origin(Struct, frozen=True):

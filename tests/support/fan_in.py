@@ -15,7 +15,8 @@ from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Output, Span, VersionKind
+from slackwater.store.versions.kinds import VersionKind
+from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Output, Span
 
 CHANNELS = {"left": "by-left", "right": "by-right"}
 PARTITIONS = 2

@@ -11,6 +11,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import keys
 from slackwater.store.versions.amend import Amendment, amend
 from slackwater.store.versions.column_types import FieldSource, Lineage
+from slackwater.store.versions.kinds import VersionKind
 from slackwater.store.versions.manifest import (
     AppInfo,
     Column,
@@ -24,7 +25,6 @@ from slackwater.store.versions.manifest import (
     SideTable,
     Sst,
     Table,
-    VersionKind,
 )
 
 

@@ -11,7 +11,7 @@ from ....pipeline.listener import Listener
 from ....pipeline.run.housekeeping import Collector, in_background
 from ....pipeline.run.stopping import Stop
 from ....snapshot.gc.retention import Retention
-from ....snapshot.status.lag import Beat, Heart
+from ....snapshot.under_way.runners import Beat, Heart
 from ....store.objects.protocol import ObjectStore
 from ...maintenance.compact import AppCompactor
 from .tail import Landed, Tail

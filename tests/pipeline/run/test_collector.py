@@ -11,7 +11,7 @@ from slackwater.pipeline.listener import Listener
 from slackwater.pipeline.run.housekeeping import Collector, in_background
 from slackwater.pipeline.run.options import gc_every_ms
 from slackwater.snapshot.gc.collect import Collected
-from slackwater.snapshot.status import lag
+from slackwater.snapshot.under_way import runners
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.versions import history, keys
 
@@ -38,7 +38,7 @@ def app() -> Iterator[FlightsApp]:
 
 def beat(app: FlightsApp, *stages: str, writer: str = "01K9TZ3Y5C8V0WQ2X4N6M8R0TB") -> None:
     found = {stage: app.heads[stage].epoch for stage in stages}
-    lag.RUNNERS.put(app.store, lag.Beat(writer, "other:1", found), app.name)
+    runners.RUNNERS.put(app.store, runners.Beat(writer, "other:1", found), app.name)
 
 
 def test_it_collects_when_the_last_collection_is_long_ago_whoever_did_it(app: FlightsApp) -> None:

@@ -19,12 +19,12 @@ from slackwater.pipeline.kafka.protocol import Record
 from slackwater.pipeline.listener import Listener
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.preflight import Start, preflight
-from slackwater.snapshot.change import hold as holds
 from slackwater.snapshot.change.stages import commit_retired
 from slackwater.snapshot.change.standing import Standing
 from slackwater.snapshot.change.switch import MovedOn
 from slackwater.snapshot.cut.moments import heads_of
-from slackwater.snapshot.status.lag import RUNNERS
+from slackwater.snapshot.under_way import hold as holds
+from slackwater.snapshot.under_way.runners import RUNNERS
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps
 from slackwater.store.versions.amend import Amendment, amend
