@@ -1,24 +1,31 @@
 """Asking storage for many things at once: what takes long is its answer."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-_BATCH = 16
-"""Requests for each thread that are handed out at once."""
-_WORKERS = 16
+_WORKERS, _AHEAD = 16, 256
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def many(ask: Callable[[T], R], things: Iterable[T], workers: int = _WORKERS) -> Iterator[R]:
-    """`ask` of each thing, in their order, `workers` at a time."""
+def many(ask: Callable[[T], R], things: Iterable[T], workers: int = _WORKERS, *, ahead: int = _AHEAD) -> Iterator[R]:
+    """`ask` of each thing, in their order, `workers` at a time; at most `ahead` answers wait to be taken."""
+    under_way: deque[Future[R]] = deque()
     with ThreadPoolExecutor(workers) as pool:
-        waiting = iter(things)
-        while some := tuple(islice(waiting, _BATCH * workers)):
-            yield from pool.map(ask, some)
+        try:
+            for thing in things:
+                under_way.append(pool.submit(ask, thing))
+                if len(under_way) > ahead:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+        finally:
+            # Where one failed, or nobody wants the rest: what has not begun does not begin.
+            for waiting in under_way:
+                waiting.cancel()
 
 
 def do_all(what: Callable[[T], object], things: Iterable[T], workers: int = _WORKERS) -> None:
