@@ -30,7 +30,7 @@ from slackwater.store.archive.extents import Extent
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, census, codec, keys
-from slackwater.store.versions.census import KINDS, Row, kind_of
+from slackwater.store.versions.census import KINDS, ObjectKind, kind_of
 from slackwater.store.versions.forgotten.under_way import Forgetting
 from slackwater.store.versions.manifest import Edit
 from slackwater.store.versions.published import Place
@@ -115,7 +115,7 @@ def kinds(of: Iterable[str]) -> set[str]:
     return {kind.place for key in of if (kind := kind_of(key)) is not None}
 
 
-def places(says: Callable[[Row], object], left_out: Iterable[str] = (*UNFINISHED, *REQUESTED)) -> set[str]:
+def places(says: Callable[[ObjectKind], object], left_out: Iterable[str] = (*UNFINISHED, *REQUESTED)) -> set[str]:
     """The kinds of which the census says something, but for those that the app of a test has none of."""
     return {kind.place for kind in KINDS if says(kind)} - kinds(left_out)
 
