@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from ...errors import ObjectNotFound, Refused
+from ...snapshot.gc import census
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.read.copier import Copier
-from ...store.versions import apps, census, keys
+from ...store.versions import apps, keys
 from ...store.versions.forgotten import index as forgotten
 
 

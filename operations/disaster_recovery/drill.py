@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 from ...common import instants
 from ...errors import NotFound, ObjectNotFound, Refused, SlackwaterError
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.resolve import resolve
 from ...snapshot.take.audit_log import record
 from ...snapshot.verify.verify import Report, verify
@@ -23,7 +25,7 @@ from ..staging.clone import ScratchClone
 from ..staging.clone_plan import Terms as CloneTerms
 from .fence import look
 from .recover import Clock
-from .recover_plan import FailoverTerms, Recoverable, RecoveryPlan, find_replica, make_plan
+from .recover_plan import FailoverTerms, RecoveryPlan, find_replica, make_plan
 
 REASON = "recovery drill"
 _ATTEMPTS = 3
@@ -83,7 +85,7 @@ _AFTER = ("compare with the app", "read the replica again", "read what would run
 def drill(
     target: ObjectStore,
     app: str,
-    kafka: Recoverable,
+    kafka: Topics,
     *,
     primary: Callable[[str], ObjectStore] | None,
     terms: FailoverTerms,
@@ -116,7 +118,7 @@ def drill(
         doing(f"making {name}")
         ref, clone_terms = f"{app}@{plan.replicated.snapshot}", CloneTerms(topics=plan.topics, owner=by, reason=REASON)
         try:
-            start, channels = resolve(target, ref, now_ms=0), _Proved(kafka)
+            start, channels = resolve(target, ref, now_ms=0), cast("Topics", _Proved(kafka))
             scratch = ScratchClone(target, ref, start, name, clone_terms, channels, by, outside, partial(pause, 1.0))
             scratch.drop()
             with clock.step("make it ready to run"):
@@ -160,7 +162,7 @@ def drill(
 class _Proved:
     """Kafka, of which it was asked already where topics are read on: a clone that never runs need not be there."""
 
-    def __init__(self, kafka: Recoverable) -> None:
+    def __init__(self, kafka: Topics) -> None:
         self.ends, self.announce, self.copy = kafka.ends, kafka.announce, kafka.copy
         self.topic_id = kafka.topic_id
 

@@ -18,6 +18,7 @@ from ulid import ULID
 from ...common import instants
 from ...errors import Corruption, Forbidden, NotFound, ObjectNotFound, Refused, Unavailable
 from ...snapshot.cut import replicas
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import without_retired
 from ...snapshot.cut.replicas import CUTS, PREFIX, REPLICAS, KnownReplica, ReplicaCut, SinkRest
 from ...snapshot.cut.stored import SNAPSHOTS, Snapshot
@@ -31,7 +32,7 @@ from ...store.versions.horizon import Boundary
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts
 from .beside_versions import copy_others, copy_rules, was_forgotten
-from .kafka_state import KafkaReader, anchors_of, records_in_flight, sink_rests
+from .kafka_state import anchors_of, records_in_flight, sink_rests
 from .replica_standing import Pair
 from .replicate_plan import Todo, every_version, last_final
 from .sweep import drop_older, settle, sweep
@@ -76,7 +77,7 @@ class Replicator:
     target: ObjectStore
     app: str
     by: str
-    reader: KafkaReader | None = None
+    reader: Topics | None = None
     """None where nothing says where Kafka is: then what is on the way is not kept."""
     workers: int = WORKERS
     on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None

@@ -9,13 +9,13 @@ import pyarrow as pa
 from ...common import instants
 from ...errors import CommitConflict, Corruption, ObjectNotFound
 from ...snapshot.cut.moments import heads_of, stages_of
+from ...snapshot.gc import census
 from ...snapshot.query.fields import Field
-from ...snapshot.status import lag
 from ...snapshot.status.archives import archives_of
+from ...snapshot.under_way import runners
 from ...store.archive import index, objects
 from ...store.archive.index import INDEXES, ArchiveIndex, ArchiveObject
 from ...store.read.decode import read_whole
-from ...store.versions import census
 from ...store.versions.manifest import Manifest
 from .family import Member
 from .held import Held, Search
@@ -125,7 +125,7 @@ def _heads(member: Member) -> Iterable[Manifest]:
 
 
 def _runs(member: Member) -> bool:
-    return bool(lag.beats(member.store, member.app, instants.now_ms()))
+    return bool(runners.beats(member.store, member.app, instants.now_ms()))
 
 
 def _rows(search: Search, one: ArchiveObject) -> Iterable[pa.Table]:

@@ -11,13 +11,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ...errors import Corruption, ObjectNotFound, SlackwaterError
-from ...snapshot.change.edit_request import EDITS
 from ...snapshot.cut.in_flight import in_flight
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import newest_cut, stages_of
 from ...snapshot.cut.stored import Snapshot, list_snapshots
+from ...snapshot.gc import census
 from ...snapshot.query.fields import Field, Unreadable, all_columns, all_leaves, parsed
 from ...snapshot.take.audit_log import OPERATIONS
-from ...snapshot.take.capture import ChannelReader, read_object
+from ...snapshot.take.capture import read_object
+from ...snapshot.under_way.edit_request import EDITS
 from ...store.archive import index
 from ...store.archive.index import ArchiveIndex
 from ...store.compaction.rewrite import Chosen, of_keys, whole_blocks
@@ -26,7 +28,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.decode import Block, read_groups, read_whole
 from ...store.read.multi_get import multi_get
 from ...store.sst.types import HASH
-from ...store.versions import census, history, keys
+from ...store.versions import history, keys
 from ...store.versions.manifest import Manifest, Sst, Table
 from ...store.versions.side_tables import all_ssts, table_name
 from .family import Keys, KeysAsked, Member
@@ -390,7 +392,7 @@ class Search:
         return "input" in rows.column_names and bool(self.rejected(key, rows).mask.any())
 
 
-def unread(search: Search, channels: ChannelReader | None) -> Iterator[Held]:
+def unread(search: Search, channels: Topics | None) -> Iterator[Held]:
     """Records between stages that hold a key and were not read yet: whoever reads them brings the key back.
 
     They are read from Kafka; where they cannot be, they are noted as `unproved`.

@@ -23,6 +23,7 @@ from ...store.versions.forgotten import index as forgotten
 from ...store.versions.forgotten import under_way
 from ...store.versions.forgotten.index import ForgottenIndex, RecordsLeft
 from ...store.versions.forgotten.under_way import Taken
+from ...store.versions.kinds import FORGET
 from ...store.versions.manifest import Manifest, Sst
 from ...store.versions.side_tables import REJECTED, all_ssts, each_sst
 from . import archive
@@ -277,7 +278,7 @@ def _since_ms(store: ObjectStore, app: str, stage: str) -> int:
 def _forgets(store: ObjectStore, app: str, stage: str) -> Manifest | None:
     """The newest version of kind `forget` of a stage."""
     head = history.head(store, app, stage)
-    while head is not None and head.kind != "forget":
+    while head is not None and head.traits is not FORGET:
         head = history.before(store, head)
     return head
 

@@ -35,6 +35,7 @@ from ...store.sst.writer import SstWriter
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import lost_to
+from ...store.versions.kinds import INIT
 from ...store.versions.manifest import AppInfo, Manifest, Output, Sst, Table
 
 MEMORY = "512 MiB"
@@ -331,8 +332,8 @@ def check_free(store: ObjectStore, app: str, stage: str) -> None:
     """
     history.list_stages(store, app)  # says so where it is half a clone
     head = history.head(store, app, stage)
-    if head is not None and (head.version, head.kind) != (1, "init"):
-        raise _taken(app, stage, f"up to v{head.version}, a {head.kind} by {head.by or head.writer}")
+    if head is not None and (head.version != 1 or head.traits is not INIT):
+        raise _taken(app, stage, f"up to v{head.version}, {head.traits.noun} by {head.by or head.writer}")
 
 
 def _again(

@@ -25,6 +25,7 @@ from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import is_retired
+from ...store.versions.kinds import COMPACTION
 from ...store.versions.manifest import Manifest, Table
 from ...store.versions.side_tables import all_ssts, tables_of
 
@@ -68,7 +69,7 @@ def plan(store: ObjectStore, app: str, wanted: tuple[str, ...] = (), *, full: bo
 
 def merged_last(store: ObjectStore, app: str, wanted: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
     """The heads that are compactions: nothing has come since. Requests and errors are those of `plan`."""
-    return tuple(head for head in _tables_of(store, app, wanted) if head.kind == "compaction")
+    return tuple(head for head in _tables_of(store, app, wanted) if head.traits is COMPACTION)
 
 
 def _tables_of(

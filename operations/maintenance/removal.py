@@ -28,13 +28,14 @@ from ...snapshot.change.switch import give_up
 from ...snapshot.cut.graph import order
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.stored import find_snapshot
+from ...snapshot.gc import census
 from ...snapshot.gc.inventory import storage_clock_ms
 from ...snapshot.take.audit_log import Operation, why
 from ...snapshot.take.remove import check_unused
 from ...snapshot.take.remove import remove as remove_snapshot
 from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
-from ...store.versions import apps, census, history, horizon, keys, limits, notes
+from ...store.versions import apps, history, horizon, keys, limits, notes
 from ...store.versions.manifest import Manifest
 
 _ALIVE_MS = 60_000
@@ -264,7 +265,7 @@ def _release(store: ObjectStore, removal: Removal) -> None:
 def _check_not_held(app: str, heads: Mapping[str, Manifest], now_ms: int) -> None:
     for stage, head in heads.items():
         age_s = (now_ms - head.time_ms) // 1_000
-        if head.kind in ("claim", "batch") and age_s * 1_000 < _ALIVE_MS:
+        if head.traits.by_runner and age_s * 1_000 < _ALIVE_MS:
             raise Refused(
                 f"stage {app}/{stage} committed {max(age_s, 0)} s ago, by {head.by}: a runner holds it",
                 hint="stop it first, or say --fence: then it stops within seconds",

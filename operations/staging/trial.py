@@ -30,7 +30,7 @@ from ...pipeline.kafka.archived import archived
 from ...pipeline.kafka.channels import KafkaChannels, group_of
 from ...pipeline.kafka.open import open_kafka
 from ...pipeline.kafka.protocol import Kafka
-from ...pipeline.run.news import News
+from ...pipeline.listener import Callbacks, Listener
 from ...pipeline.run.options import Options
 from ...pipeline.run.runner import run
 from ...pipeline.run.stopping import Stop, StopRequested, stop_signals
@@ -124,7 +124,7 @@ class CloneRun:
     store: ObjectStore
     options: Options
     by: str
-    news: News
+    listener: Listener
     stop: Stop
     release: Release
     ends: Ends
@@ -189,12 +189,12 @@ class CloneRun:
         def told(report: BatchReport) -> None:
             self.records += report.rows_in if report.stage in firsts else 0
             of = f" of {in_all:,}" if in_all is not None else ""
-            self.news.doing(f"{self.what}: read {self.records:,}{of} records")
+            self.listener.doing(f"{self.what}: read {self.records:,}{of} records")
 
         began = monotonic()
         options = replace(self.options, until_caught_up=True, until=self.ends, publishes=False, gc_every_ms=None)
         options = replace(options, archive=False)
-        run(program, replace(options, stages=self.stages), told, news=News(self.news.doing), stop=self.stop)
+        run(program, replace(options, stages=self.stages), Callbacks(self.listener.doing, told), stop=self.stop)
         self.seconds = monotonic() - began
         check_reached(self.newest(), self.stages, self.ends, self.what)
         return self
@@ -212,11 +212,11 @@ class CloneRun:
 
     def _migrate(self, program: App) -> None:
         renames, stages = self.release.renames, self.release.stages
-        done = migrate_app(program, self.store, self.options, renames=renames, stages=stages, news=self.news)
+        done = migrate_app(program, self.store, self.options, renames=renames, stages=stages, listener=self.listener)
         self.migrated = [f"{each.stage}: {line}" for each in done.plan.changes for line in lines(each)]
 
     def _wait(self) -> None:
-        self.news.doing("a trial of the same was broken off within the last minute: is it still there?")
+        self.listener.doing("a trial of the same was broken off within the last minute: is it still there?")
         if self.stop.now.wait(_LOOK_S):
             raise StopRequested
 
@@ -268,21 +268,21 @@ def plan_of(release: Release, options: Options) -> TrialPlan:
     return make_plan(_store(options), release)
 
 
-def trial(release: Release, options: Options, cache: SstCache, *, by: str, news: News | None = None) -> Trial:
+def trial(release: Release, options: Options, cache: SstCache, *, by: str, listener: Listener | None = None) -> Trial:
     """Try a release. A call that was interrupted begins anew with the same call.
 
     Raises as `StoredApp.trial`, and `Refused` where the same trial is under way.
     """
     with stop_signals() as stop, stop.at_once():
-        return _tried(plan_of(release, options), options, cache, by, news or News(), stop)
+        return _tried(plan_of(release, options), options, cache, by, listener or Listener(), stop)
     raise KeyboardInterrupt
 
 
-def _tried(plan: TrialPlan, options: Options, cache: SstCache, by: str, news: News, stop: Stop) -> Trial:
+def _tried(plan: TrialPlan, options: Options, cache: SstCache, by: str, listener: Listener, stop: Stop) -> Trial:
     release, store = plan.release, _store(options)
     number = xxh3_64_hexdigest(f"{release.code} {release.start}".encode())[:8]
     name = f"{release.app[:40]}-trial-{number}"
-    act = partial(CloneRun, store, options, by, news, stop, release, plan.ends)
+    act = partial(CloneRun, store, options, by, listener, stop, release, plan.ends)
     with ExitStack() as stack:
         is_cold = running_session() is None
         spark = stack.enter_context(spark_of("trial", plan.new, options, master="local[*]"))
@@ -297,7 +297,7 @@ def _tried(plan: TrialPlan, options: Options, cache: SstCache, by: str, news: Ne
             old = act(f"{name}-before", *begin, "the program of before", plan.old_stages)
             stack.enter_context(old.going(plan.old))
             compared = old.newest()
-        news.doing("comparing")
+        listener.doing("comparing")
         newest, tried = made.newest(), made.tried
         cuts = StoredCut(store, compared), StoredCut(store, newest)
         found = diff(cache, *cuts, tables=tried, ignore_new=True)

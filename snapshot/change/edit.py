@@ -27,10 +27,10 @@ from ..diff.key_changes import KeyChanges
 from ..diff.moments import table_diff
 from ..diff.stored_rows import TableSide
 from ..query.row_source import RowSource
-from ..status.lag import beats, runner_of
-from ..take.audit_log import find_operation, why
+from ..take.audit_log import find_operation, record_once, why
 from ..take.taking import REPEAT_MS
-from .edit_request import EDITS, EditRequest, done_by, finish, withdraw
+from ..under_way.edit_request import EDITS, EditRequest, done_by, withdraw
+from ..under_way.runners import beats, runner_of
 from .edited import Change, Edited, edited, rows_of, table_of
 
 _POLL_S = 0.2
@@ -175,6 +175,15 @@ def _carried_out(
                 hint=f"`slackwater status {app}` shows whether it runs; --timeout waits for longer",
             )
         time.sleep(_POLL_S)
+
+
+def finish(store: ObjectStore, app: str, request: EditRequest, done: Manifest) -> None:
+    """Tell of what was done in the log of operations, once, and take the request away."""
+    versions = {done.stage: (done.version - 1, done.version)}
+    detail, since_ms = f"{done.stage} v{done.version}: {request.edit.what}", request.created_ms
+    why = request.edit.message
+    record_once(store, app, "edit", detail, request.edit.by, versions, since_ms=since_ms, message=why)
+    withdraw(store, app, request)
 
 
 def _changed_by(store: ObjectStore, cache: SstCache, done: Manifest) -> KeyChanges:

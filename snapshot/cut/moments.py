@@ -169,7 +169,7 @@ def _before_migration(store: ObjectStore, manifest: Manifest, number: int) -> Ma
         manifest = each
         if manifest.migration != number:
             break
-    return None if manifest.migration == number and manifest.kind == "rename" else manifest
+    return None if manifest.migration == number and manifest.former_name else manifest
 
 
 def without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest], kept: Manifest | None = None) -> Cut:

@@ -13,7 +13,8 @@ from ...store.archive import index
 from ...store.archive.index import INDEXES, ArchiveIndex
 from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectInfo, ObjectStore
-from ...store.versions import census, keys
+from ...store.versions import keys
+from . import census
 from .retention import Retention
 
 

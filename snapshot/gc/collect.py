@@ -20,12 +20,13 @@ from itertools import chain
 from ...errors import Corruption, NotFound, SlackwaterError
 from ...store.objects.many import do_all
 from ...store.objects.protocol import Leftovers, ObjectInfo, ObjectStore, exists
-from ...store.versions import census, horizon
+from ...store.versions import horizon
 from ...store.versions.forgotten import index as forgotten
 from ...store.versions.forgotten import under_way
 from ...store.versions.horizon import MIN_AGE_MS
 from ..cut.stored import list_snapshots
 from ..take.audit_log import record
+from . import census
 from .archives import ArchiveCollected, collect_archive, plan_archives, why_archived
 from .inventory import Inventory, last_commit_ms, named, note_end, take_inventory, unnamed_records
 from .reachable import Absent, Reachable, reachable

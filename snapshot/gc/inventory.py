@@ -21,11 +21,12 @@ from ...common import instants
 from ...errors import Corruption, ObjectNotFound
 from ...store.objects.many import many
 from ...store.objects.protocol import ObjectInfo, ObjectStore
-from ...store.versions import apps, census, codec, history, horizon, keys, limits, published
+from ...store.versions import apps, codec, history, horizon, keys, limits, published
 from ...store.versions.forgotten import index as forgotten
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from ..cut.stored import list_snapshots, open_requests
+from . import census
 from .retention import Known, StageKnown
 
 _BEGUN, _ENDED = b'{"format":1}', b'{"format":1,"ended":true}'
@@ -201,7 +202,7 @@ def last_commit_ms(inventory: Inventory, stage: str) -> int:
     if there.head.retired:
         return inventory.known.now_ms
     for version in range(there.head.version, there.first - 1, -1):
-        if inventory.read(stage, version).kind in ("batch", "claim"):
+        if inventory.read(stage, version).traits.by_runner:
             return inventory.manifests[stage][version].modified_ms
     return 0
 

@@ -163,7 +163,7 @@ class Kafka:
         self.groups[f"{app}/{stage}"] = dict(positions)
 
     def read(self, in_flight: InFlight) -> Iterator[pa.Table]:
-        """As `snapshot.take.capture.ChannelReader`."""
+        """As `snapshot.take.Topics`."""
         for partition, (start, end) in enumerate(zip(in_flight.starts, in_flight.ends, strict=True)):
             for offset in range(start, end):
                 message = self.topics[in_flight.topic][partition][offset]

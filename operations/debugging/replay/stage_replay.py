@@ -77,8 +77,8 @@ class StageReplay:
             NotFound: The version before it was collected, or the program has no such stage.
             Refused: The version is not that of a batch; or the program is not the one that made it.
         """
-        if after.kind != "batch":
-            raise Refused(f"{after.stage}@v{after.version} is a {after.kind}, which reads no records")
+        if not after.traits.reads_records:
+            raise Refused(f"{after.stage}@v{after.version} is {after.traits.noun}, which reads no records")
         before = history.read(program.store, after.app, after.stage, after.version - 1)
         return cls(program, before, after, output)
 

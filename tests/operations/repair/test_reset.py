@@ -20,8 +20,8 @@ from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.query.log import entries
-from slackwater.snapshot.status.lag import RUNNERS, Beat
 from slackwater.snapshot.take.audit_log import because, list_operations
+from slackwater.snapshot.under_way.runners import RUNNERS, Beat
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history

@@ -1,6 +1,6 @@
 """Every kind of object in an app's folder: where it lies, who names it, and what each verb does with it.
 
-Verbs go by these rows. A new kind of object is a row here; `tests/store/versions/test_census.py` holds each verb to
+Verbs go by these rows. A new kind of object is a row here; `tests/snapshot/gc/test_census.py` holds each verb to
 what the rows say.
 """
 
@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from . import keys
-from .keys import note
+from ...store.versions import keys
+from ...store.versions.keys import note
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,6 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys, limits
 from ...store.versions.manifest import Edit, Manifest
 from ...store.versions.notes import Notes
-from ..take.audit_log import record_once
 
 
 class EditRequest(Struct, frozen=True):
@@ -53,15 +52,6 @@ def done_by(store: ObjectStore, request: EditRequest, head: Manifest) -> Manifes
         if each.edited is not None and each.edited.id == request.id:
             return each
     return None
-
-
-def finish(store: ObjectStore, app: str, request: EditRequest, done: Manifest) -> None:
-    """Tell of what was done in the log of operations, once, and take the request away."""
-    versions = {done.stage: (done.version - 1, done.version)}
-    detail, since_ms = f"{done.stage} v{done.version}: {request.edit.what}", request.created_ms
-    why = request.edit.message
-    record_once(store, app, "edit", detail, request.edit.by, versions, since_ms=since_ms, message=why)
-    withdraw(store, app, request)
 
 
 def withdraw(store: ObjectStore, app: str, request: EditRequest) -> None:
