@@ -273,7 +273,7 @@ def _check_not_held(app: str, heads: Mapping[str, Manifest], now_ms: int) -> Non
 
 
 def _contents(store: ObjectStore, app: str) -> Contents:
-    counts, size = Counter[census.Row | None](), 0
+    counts, size = Counter[census.ObjectKind | None](), 0
     for info in store.list(f"{app}/"):
         counts[census.kind_of(info.key)] += 1
         size += info.size_bytes
