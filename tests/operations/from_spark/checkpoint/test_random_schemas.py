@@ -19,6 +19,7 @@ from tests.operations.from_spark.attach.following import caught_up, rows_at
 from tests.operations.from_spark.checkpoint.by_spark import by_spark, plain_arrow
 from tests.operations.from_spark.checkpoint.queries import PROVIDERS
 from tests.operations.from_spark.checkpoint.random_schemas import query, shapes, write_input
+from tests.support.running import UNCOMPILED
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
@@ -47,13 +48,10 @@ def test_an_attached_app_has_the_rows_of_sparks_own_reader(
         "spark.sql.caseSensitive": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "1",
-        # To compile what runs on a few rows takes longer than to run it.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",
         "spark.sql.streaming.join.stateFormatVersion": join_format or "2",
     }
-    for name, value in (settings | PROVIDERS[provider]).items():
+    for name, value in (settings | UNCOMPILED | PROVIDERS[provider]).items():
         session.conf.set(name, value)
     schema = write_input(session, of, random, tmp_path / "input")
     folder = tmp_path / "checkpoint"
