@@ -27,8 +27,8 @@ from ..snapshot.cut.moments import heads_of, stages_of
 from ..snapshot.cut.refs import parse
 from ..snapshot.gc.collect import MARGIN_MS, collect, explain
 from ..snapshot.query.row_source import RowSource
-from ..snapshot.status import lag
 from ..snapshot.status.archives import archives_of
+from ..snapshot.under_way import runners
 from ..store.versions.apps import read_app
 from .failover import AppFailover
 from .show import maintenance, rows
@@ -50,7 +50,7 @@ class StoredApp(AppFailover):
         """Have rejected records that wait put through the current program: those of all stages, or of one."""
         client, now_ms = self._client, instants.now_ms()
         waiting = retries.waiting(client.store, self.name, stage)
-        running = {name for beat in lag.beats(client.store, self.name, now_ms) for name in beat.stages}
+        running = {name for beat in runners.beats(client.store, self.name, now_ms) for name in beat.stages}
         self._check_runs_here("a retry", dry_run=dry_run)
         for name in () if dry_run else waiting:
             retries.ask(client.store, self.name, name, by=client.by, now_ms=now_ms)
@@ -257,8 +257,8 @@ class StoredApp(AppFailover):
             Usage: there is no key, or one is not of its columns' types; a field is none.
             NotFound: there is no such app or table.
             Refused: only the program knows which field of a topic leads to a key; nothing holds any of the keys; the
-                app shares SSTs with one that it was cloned from; other keys are being forgotten; a snapshot, a clone,
-                an edit or a backfill is under way; a clone cannot be reached.
+                app shares SSTs with one that it was cloned from; other keys are being forgotten; a snapshot, a clone
+                or an edit is under way; a clone cannot be reached.
         """
         self._check_allowed("to forget keys of it", yes_really, dry_run=dry_run, here="forgetting")
         client = self._client

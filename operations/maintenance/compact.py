@@ -14,17 +14,18 @@ from ulid import ULID
 
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.cut.moments import heads_of, stages_of
-from ...snapshot.gc.inventory import many
 from ...snapshot.take.audit_log import record
 from ...store.compaction.merge import Stopped, run
 from ...store.compaction.picker import pick_for
 from ...store.compaction.plan import Compaction, Done, apply_to
 from ...store.objects.counting import CountingStore
+from ...store.objects.many import many
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import is_retired
+from ...store.versions.kinds import COMPACTION
 from ...store.versions.manifest import Manifest, Table
 from ...store.versions.side_tables import all_ssts, tables_of
 
@@ -68,7 +69,7 @@ def plan(store: ObjectStore, app: str, wanted: tuple[str, ...] = (), *, full: bo
 
 def merged_last(store: ObjectStore, app: str, wanted: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
     """The heads that are compactions: nothing has come since. Requests and errors are those of `plan`."""
-    return tuple(head for head in _tables_of(store, app, wanted) if head.kind == "compaction")
+    return tuple(head for head in _tables_of(store, app, wanted) if head.traits is COMPACTION)
 
 
 def _tables_of(

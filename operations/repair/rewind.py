@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ...errors import NotFound
-from ...snapshot.change.first_versions import Topics
 from ...snapshot.change.migrate import carry_out, check_done, finish_earlier
 from ...snapshot.change.migration import target_name
 from ...snapshot.cut.graph import Cut
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, line_of, newest_cut, stages_of
 from ...snapshot.cut.refs import Ref, parse
 from ...snapshot.cut.stored import find_snapshot
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff
-from ...snapshot.take.capture import ChannelReader
 from ...snapshot.take.remove import remove
 from ...snapshot.take.snapshots import pin
 from ...store.objects.protocol import ObjectStore
@@ -71,16 +70,12 @@ def _deployed(store: ObjectStore, head: Manifest) -> Manifest | None:
             earlier = history.find(store, head.app, head.stage, last.to)
         elif earlier is not None and _are_of_two(earlier, head):
             began = earlier.version + 1
-            while earlier is not None and earlier.kind in _FOR_A_PROGRAM:
+            while earlier is not None and earlier.traits.for_next_program:
                 began, earlier = earlier.version, history.before(store, earlier)
             return history.read(store, head.app, head.stage, began)
         if earlier is None or earlier.program is None:
             return None
         at = earlier
-
-
-_FOR_A_PROGRAM = ("migration", "rename")
-"""Kinds of versions that belong to the program that is claimed after them."""
 
 
 def _is_before(epoch: int, each: Manifest) -> bool:
@@ -117,7 +112,7 @@ def rewind(
     cache: SstCache,
     fence: bool = False,
     dry_run: bool = False,
-    reader: ChannelReader | None = None,
+    reader: Topics | None = None,
 ) -> Rewound:
     """Take all stages of an app back to a moment of its own, None for the one before its newest program: all or none.
 
@@ -145,7 +140,7 @@ def rewind(
     return Rewound(found, number, name, versions)
 
 
-def pin_before(store: ObjectStore, cut: Cut, name: str, by: str, reader: ChannelReader | None) -> None:
+def pin_before(store: ObjectStore, cut: Cut, name: str, by: str, reader: Topics | None) -> None:
     """Pin a cut, in the place of what a call that was interrupted had pinned under that name."""
     had = find_snapshot(store, cut.app, name)
     if had is not None and had.stages != cut.versions:

@@ -10,7 +10,8 @@ from typing import Any
 from msgspec import Struct
 
 from ...errors import Refused
-from ...snapshot.change.first_versions import Channels, has_run
+from ...snapshot.change.first_versions import has_run
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.take.audit_log import record_once
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -36,7 +37,7 @@ def refresh(
     store: ObjectStore,
     name: str,
     *,
-    channels: Channels,
+    channels: Topics,
     cache: SstCache | None,
     by: str,
     now_ms: int,
@@ -132,6 +133,7 @@ def _terms(info: AppInfo, left: tuple[str, ...]) -> Terms:
         topics=origin.topics,
         sinks=origin.sinks,
         masks=origin.masks,
+        empty=origin.empty,
         owner=info.owner,
         reason=info.reason,
         ttl_ms=info.ttl_ms,

@@ -25,9 +25,9 @@ from ...store.sst import ttl
 from ...store.sst.types import DUE
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, begin
-from ...store.versions.manifest import Former, Input, Manifest, Output, Reset, Rewind, VersionKind
-from ...store.versions.migrations import MIGRATIONS, MigratedStage, Migration, Unread
+from ...store.versions.manifest import Former, Input, Manifest, Output, Reset, Rewind
 from ..cut.graph import order
+from ..cut.migrations import MIGRATIONS, MigratedStage, Migration, Unread
 from ..cut.moments import heads_of
 from ..cut.stored import cancel, list_snapshots, open_requests
 from ..take.audit_log import OPERATIONS, record
@@ -64,7 +64,6 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
         if step.rewound and not is_done
     }
     newest = dict(heads)
-    kind = _KINDS[migration.verb]
 
     def change(stage: str, step: MigratedStage) -> Amendment:
         def update(draft: Manifest) -> Manifest:
@@ -73,7 +72,7 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
             return rewound(draft, step, migration.number, then, newest)
 
         return Amendment(
-            "retire" if step.retires else "migration" if migration.rewinds and step.rewound is None else kind,
+            "retire" if step.retires else "migration" if migration.rewinds and step.rewound is None else migration.kind,
             update,
             # Somebody else may finish it, too.
             requires=lambda newest: not is_through(newest, migration),
@@ -109,10 +108,6 @@ def _record(store: ObjectStore, migration: Migration, heads: Heads, versions: Ma
     changed = {stage: (version - 1, version) for stage, version in made.items()}
     who, why = migration.by, migration.message
     record(store, app, verb, migration.detail, who, changed, id_=migration.id, message=why)
-
-
-_KINDS: Mapping[str, VersionKind] = {"migrate": "migration", "rewind": "rewind", "reset": "reset", "recover": "recover"}
-"""Of the versions that one makes, by the verb that did it."""
 
 
 def target_name(number: int, versions: Mapping[str, int]) -> str:
@@ -160,7 +155,7 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
         kept = ("by", "migration", "rewinds", "totals", "formerly", "promotion")
         return replace(empty, **{name: getattr(draft, name) for name in kept})
     was = commit.carried(was)
-    changed = replace(draft, table=was.table, ssts=was.ssts, backfills=was.backfills)
+    changed = replace(draft, table=was.table, ssts=was.ssts)
     if step.table_only:
         times = draft.event_time
         if times is not None and was.event_time is not None:

@@ -21,6 +21,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, published
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import is_retired, without_snapshots
+from ...store.versions.kinds import RESCALE
 from ...store.versions.limits import MAX_PARTITIONS
 from ...store.versions.manifest import Manifest
 from ..cut.graph import consumed, order
@@ -102,7 +103,7 @@ def _record_earlier_rescale(store: ObjectStore, head: Manifest, partitions: int)
     for later, earlier in pairwise(islice(history.backwards(store, head), _SEARCHED_VERSIONS)):
         if earlier.table is None:
             return
-        if later.kind == "rescale":
+        if later.traits is RESCALE:
             _record_rescale(store, app, stage, earlier.table.partitions, partitions, later.by, later.version)
             return
 

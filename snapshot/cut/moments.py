@@ -14,10 +14,10 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, horizon
 from ...store.versions.horizon import KeptCut
 from ...store.versions.manifest import Manifest
-from ...store.versions.migrations import MIGRATIONS
 from ...store.versions.side_tables import may_have, owner
 from .graph import Cut, Thinned, lower_receivers, raise_senders
 from .line import Line
+from .migrations import MIGRATIONS
 
 
 def stages_of(store: ObjectStore, app: str, *having: str) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ def _before_migration(store: ObjectStore, manifest: Manifest, number: int) -> Ma
         manifest = each
         if manifest.migration != number:
             break
-    return None if manifest.migration == number and manifest.kind == "rename" else manifest
+    return None if manifest.migration == number and manifest.former_name else manifest
 
 
 def without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest], kept: Manifest | None = None) -> Cut:

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from ....common import instants
 from ....errors import Corruption, Gone, Refused
-from ....snapshot.status.lag import beats
 from ....snapshot.take.audit_log import record_once
+from ....snapshot.under_way.runners import beats
 from ....state.event_time import TimeRules
 from ....state.kinds.kind import kind_of
 from ....store.objects.protocol import ObjectStore

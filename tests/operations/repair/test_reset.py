@@ -14,17 +14,17 @@ from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.change.migrate import check_newest
 from slackwater.snapshot.change.migration import finish_newest
 from slackwater.snapshot.cut.lineage import direct, trace
+from slackwater.snapshot.cut.migrations import MIGRATIONS
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.query.log import entries
-from slackwater.snapshot.status.lag import RUNNERS, Beat
 from slackwater.snapshot.take.audit_log import because, list_operations
+from slackwater.snapshot.under_way.runners import RUNNERS, Beat
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
-from slackwater.store.versions.migrations import MIGRATIONS
 
 from tests.models.profiles import scaled
 from tests.operations.repair.test_rewind import LATER_MS, assert_whole, rewound, tables, totals

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.snapshot.change.edit import EditDone, edit
-from slackwater.snapshot.change.edit_request import EDITS
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.stored_rows import TableSide
 from slackwater.snapshot.query.row_source import RowSource
-from slackwater.snapshot.status.lag import RUNNERS, Beat
 from slackwater.snapshot.take.audit_log import because, list_operations
+from slackwater.snapshot.under_way.edit_request import EDITS
+from slackwater.snapshot.under_way.runners import RUNNERS, Beat
 from slackwater.snapshot.verify.verify import verify
 from slackwater.state.kinds.aggregate import aggregate, mean
 from slackwater.state.kinds.aggregate import max as largest

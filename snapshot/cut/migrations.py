@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from . import checks, keys, limits
-from .manifest import Input, Output, Sink, Table
-from .notes import Notes
+from ...store.versions import checks, keys, limits
+from ...store.versions.kinds import KINDS, VersionKind
+from ...store.versions.manifest import Input, Output, Sink, Table
+from ...store.versions.notes import Notes
 
 
 class Unread(Struct, frozen=True):
@@ -95,20 +96,24 @@ class Migration(Struct, frozen=True):
     @property
     def did(self) -> str:
         """What became of the app, in a word."""
-        return {"migrate": "migrated", "rewind": "rewound", "recover": "recovered"}.get(self.verb, self.verb)
+        return KINDS[self.kind].taken.partition(" ")[0]
+
+    @property
+    def kind(self) -> VersionKind:
+        """The kind of the versions that it makes."""
+        if self.recovery:
+            return "recover"
+        return "rewind" if self.rewinds else "reset" if self.resets else "migration"
 
     @property
     def verb(self) -> str:
         """What did it, in the words of the log of operations."""
-        if self.recovery:
-            return "recover"
-        return "rewind" if self.rewinds else "reset" if self.resets else "migrate"
+        return KINDS[self.kind].verbs[0]
 
     @property
     def what(self) -> str:
         """What it is, in words."""
-        called = {"migrate": "migration", "recover": "recovery"}
-        return f"{called.get(self.verb, self.verb)} {self.number}"
+        return f"{'recovery' if self.recovery else self.kind} {self.number}"
 
 
 @checks.relations.register
