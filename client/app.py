@@ -256,8 +256,8 @@ class StoredApp(AppFailover):
             Usage: there is no key, or one is not of its columns' types; a field is none.
             NotFound: there is no such app or table.
             Refused: only the program knows which field of a topic leads to a key; nothing holds any of the keys; the
-                app shares SSTs with one that it was cloned from; other keys are being forgotten; a snapshot, a clone,
-                an edit or a backfill is under way; a clone cannot be reached.
+                app shares SSTs with one that it was cloned from; other keys are being forgotten; a snapshot, a clone
+                or an edit is under way; a clone cannot be reached.
         """
         self._check_allowed("to forget keys of it", yes_really, dry_run=dry_run)
         client = self._client

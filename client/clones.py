@@ -46,6 +46,7 @@ class AppClones(AppHistory):
         store: str | None = None,
         masks: Mapping[str, str] | None = None,
         deep: bool = False,
+        empty: bool = False,
         owner: str = "",
         reason: str = "",
         ttl: str = "",
@@ -63,6 +64,7 @@ class AppClones(AppHistory):
             store: the store root of the new app; default the same.
             masks: what it hides, `"table.column"` to `"hash"`, `"null"` or a text with `{}` where the hash is to stand.
             deep: copy everything into the other root, so that this app may vanish.
+            empty: take no state: the new app reads its topics from the beginning.
             owner: who has it; default who calls.
             reason: what it is for.
             ttl: how long it is wanted, as `"3d"`; default for as long as nobody removes it. `remove_expired` of the
@@ -79,7 +81,8 @@ class AppClones(AppHistory):
             Forbidden: this user may not pin the moment in the source.
         """
         ttl_ms = parse_ms("ttl", ttl) if ttl else 0
-        said = {"topics": topics, "sinks": sinks, "masks": masks, "deep": deep, "reason": reason, "ttl_ms": ttl_ms}
+        said: dict[str, Any] = {"topics": topics, "sinks": sinks, "masks": masks, "deep": deep, "empty": empty}
+        said |= {"reason": reason, "ttl_ms": ttl_ms}
         self.cloned(self._ref(at), to, store, said, owner=owner)
         return type(self)(self._client.beside(store), to)
 

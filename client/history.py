@@ -13,11 +13,10 @@ from ..errors import NotFound, Refused, Unavailable, Usage
 from ..operations.maintenance.removal import removal_of
 from ..operations.repair.rejected_listing import RejectedRecords, rejected
 from ..snapshot.bisect.endpoints import BEGINNING
-from ..snapshot.bisect.flips import scan
 from ..snapshot.bisect.predicate import Predicate
 from ..snapshot.bisect.search import Edge, bisect
 from ..snapshot.bisect.session import Asked, Function, Python
-from ..snapshot.bisect.verdict import Evaluation, Flips, Verdict
+from ..snapshot.bisect.verdict import Evaluation, Verdict
 from ..snapshot.cut.graph import Cut
 from ..snapshot.cut.in_flight import in_flight
 from ..snapshot.cut.lineage import Lineage, trace
@@ -62,7 +61,7 @@ class AppHistory(Shown):
     """
 
     _inner = frozenset((
-        *("all_snapshots", "called", "cloned", "compactor", "flips", "newer", "note_input_gone", "of_versions"),
+        *("all_snapshots", "called", "cloned", "compactor", "newer", "note_input_gone", "of_versions"),
         *("replicator", "search", "take", "whole_ref"),
     ))  # fmt: skip
 
@@ -378,29 +377,6 @@ class AppHistory(Shown):
         client = self._client
         reader = client.channels_of(self.name) if predicate.sql and predicate.channels else None
         return bisect(client.store, client.cache, self.name, predicate, reader=reader, **how)
-
-    def scan(
-        self,
-        *,
-        where: str = "",
-        check: str = "",
-        table: str = "",
-        good: When | None = None,
-        bad: When | None = None,
-    ) -> Flips:
-        """All versions at which a condition on single rows of one table went from good to bad or back.
-
-        Reads what versions wrote, once, and no version's whole state. The arguments are those of `bisect`: `where`
-        returns the wrong rows of one table, of which each is wrong or not by itself, and `check` must hold for each.
-
-        Raises `Refused` where the condition is not one on single rows, or versions in between were thinned out, and
-        what else `bisect` raises.
-        """
-        return self.flips(self._predicate(where, check, table), self.whole_ref(good), self.whole_ref(bad))
-
-    def flips(self, predicate: Predicate, good: str | None, bad: str | None) -> Flips:
-        """What `scan` does, with any predicate, and whole refs for the ends."""
-        return scan(self._client.store, self._client.cache, self.name, predicate, good=good, bad=bad)
 
     def check(
         self,

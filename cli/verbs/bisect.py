@@ -37,14 +37,12 @@ def bisect(
     app_name: str = argument("APP[/TABLE]", "The app; or the table that the condition is over."),
     where: str = option("SQL", "What is wrong: a query that returns rows then, or a condition for rows.", ""),
     check: str = option("CONDITION", "What must hold: a condition for rows, or a SELECT that returns it.", ""),
-    table: str = option("TABLE", "The table that the condition is over; as APP/TABLE says it.", ""),
     python: str = option("FILE:FUNCTION", "Gets a DuckDB connection with the tables; says if it is good.", ""),
     run: str = option("CMD", "Gets the moment as the file $SLACKWATER_DB; exits as git's run has it.", ""),
     good: str = option("REF", "A moment at which nothing is wrong. Default: beginning, before the first commit.", ""),
     bad: str = option("REF", "A moment at which something is. Default: now.", ""),
     first: bool = flag("--first", "The first change from good to bad, should there be several."),
     last: bool = flag("--last", "The last one."),
-    scan: bool = flag("--scan", "List all changes; for a condition on the single rows of one table."),
     out: Path | None = option("FILE", "Write all keys that turned bad to a .parquet, .csv or .json file."),
     every: bool = flag("--all", "List every bad record of the batch, in the app's order; --out writes these."),
     code: Many = programs("The program that ran, to replay the commit; again for the one before a deploy."),
@@ -66,7 +64,7 @@ def bisect(
     twice, or an operation.
     """
     from ...client.searches import Reports, begun, in_folders
-    from ...client.show import values, verdict
+    from ...client.show import values
     from ...snapshot.bisect.session import Asked
 
     app_name, at, _ = (ref := app_name).partition("@")
@@ -74,9 +72,6 @@ def bisect(
     if at:
         hint = f"write `slackwater bisect {app_name}`, and --good {ref} if that is where it was good"
         raise Usage(f"bisect takes APP or APP/TABLE, found the ref {ref!r}; --good and --bad take refs", hint=hint)
-    if named and table not in ("", named):
-        raise Usage(f"{ref} and --table {table} name two tables; give one of them")
-    table = table or named
     if every and no_replay:
         raise Usage("--all lists records that replays find, and --no-replay stops before them", hint="leave one out")
     if first and last:
@@ -85,15 +80,11 @@ def bisect(
         values.check_ending(out)
     reports = Reports(report, md, show_values)
     reports.check()
-    asked = Asked(app_name, where, check, table, python, run, good, bad, "first" if first else "last" if last else "")
+    asked = Asked(app_name, where, check, named, python, run, good, bad, "first" if first else "last" if last else "")
     if asked.by_hand:
         hint = f"give --where, --check, --python or --run; or look yourself: `slackwater bisect start {app_name}`"
         raise Usage("nothing says what is wrong", hint=hint)
     app, asked = session.app(app_name), in_folders(session.client, asked)
-    if scan:
-        predicate = asked.predicate(session.client.store)
-        session.show(verdict.scan(app.flips(predicate, asked.good or None, asked.bad or None)))
-        return
     search = begun(session.client, asked)
     app.note_input_gone()
     _go_on(session, search, out, code, reports, replay=not no_replay, every=every)

@@ -22,6 +22,7 @@ def _copying(progress: Progress, name: str) -> Callable[[int, int], None]:
     "slackwater clone flights@before-deploy flights-staging --topic flights=flights-corrected",
     "slackwater clone flights/carriers@v16 flights-staging --to s3://staging/slackwater --dry-run",
     "slackwater clone flights flights-copy --deep --to s3://elsewhere/slackwater",
+    "slackwater clone shop shop-next --empty               # a changed program, over all of the past",
     "slackwater clone shop shop-test --mask customers.email='{}@example.org' --mask customers.name=hash",
     of=words,
     whole=True,
@@ -38,6 +39,7 @@ def clone(
     ),
     to: str | None = option("ROOT", "Store root of the clone. Default: the source's."),
     deep: bool = flag("--deep", "Copy everything into that other root, after which the source may vanish."),
+    empty: bool = flag("--empty", "Take no state: the clone reads its topics from the beginning."),
     mask: Many = option(
         "TABLE.COLUMN=HOW",
         "Hide a column: hash, null, or a text with {} where the hash is to stand; may be repeated.",
@@ -60,6 +62,7 @@ def clone(
         "sinks": pairs("--sink", sink, "NAME=TOPIC", "alerts=staging-alerts"),
         "masks": pairs("--mask", mask, "TABLE.COLUMN=HOW", "customers.email=hash"),
         "deep": deep,
+        "empty": empty,
         "ttl_ms": ttl,
         "reason": reason,
     }

@@ -96,12 +96,12 @@ class ServedApp(Served):
 
     absent = frozenset((
         # What changes an app, or what is stored of it.
-        *("archive", "backfill", "clone", "cloned", "compact", "compactor", "drill", "edit", "end_replica", "forget"),
+        *("archive", "clone", "cloned", "compact", "compactor", "drill", "edit", "end_replica", "forget"),
         *("gc", "give_up_forgetting", "migrate", "promote", "protect", "recover", "refresh", "remove"),
         *("remove_clone", "remove_snapshot", "replicate", "replicator", "rescale", "reset", "retire", "retry"),
         *("rewind", "snapshot", "take", "trial", "unprotect", "verify_forgotten"),
         # Programs and predicates that a server would have to run.
-        *("check", "scan", "flips", "search"),
+        *("check", "search"),
         # Of the library's own.
         *("all_snapshots", "describe", "newer", "note_input_gone", "of_versions", "status", "whole_ref"),
     ))  # fmt: skip

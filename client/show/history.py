@@ -85,8 +85,6 @@ def _instead(entry: LogEntry) -> Iterator[str]:
         yield f"lost {formats.between(lost.topic, lost.starts, lost.ends)}{rows}"
     if entry.added:
         yield f"since here: {', '.join(entry.added)}"
-    if entry.backfilled:
-        yield f"backfilled: {', '.join(entry.backfilled)}"
     if entry.rewound is not None:
         yield f"as v{entry.rewound} was" if entry.rewound else "as before it began"
     if entry.reset:

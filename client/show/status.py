@@ -39,7 +39,8 @@ def _overview(each: AppOverview) -> Iterator[Block]:
     called = min(each.names, key=lambda name: "~" in name, default=each.app)
     title = [f"{formats.in_folder(called, each.app)}  created {instants.when(each.created_ms)}"]
     if each.origin:
-        moment = f"@{each.origin.snapshot}" if each.origin.snapshot else ", with everything of its own"
+        without = ", begun without state" if each.origin.empty else ", with everything of its own"
+        moment = f"@{each.origin.snapshot}" if each.origin.snapshot else without
         title.append(f"clone of {each.origin.app}{moment}")
     if each.requested:
         title.append(f"snapshot asked for: {', '.join(each.requested)}")

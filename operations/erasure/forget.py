@@ -22,21 +22,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from time import sleep
-from typing import Protocol
 
 from ulid import ULID
 
 from ...common import instants
 from ...errors import Refused, SlackwaterError, Usage
-from ...snapshot.change.first_versions import Topics
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.stored import notify
 from ...snapshot.take.audit_log import record_once, why
-from ...snapshot.take.capture import ChannelReader
 from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
 from ...snapshot.under_way.signs import UnderWay
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import apps, keys
+from ...store.versions import keys
 from ...store.versions.forgotten import index as forgotten
 from ...store.versions.forgotten import under_way
 from ...store.versions.forgotten.under_way import Forgetting
@@ -100,10 +98,6 @@ class Forgot:
     """Records of which nobody can tell."""
 
 
-class ReadableTopics(Topics, ChannelReader, Protocol):
-    """What forgetting asks of Kafka."""
-
-
 def forget(
     store: ObjectStore,
     cache: SstCache,
@@ -111,7 +105,7 @@ def forget(
     asked: KeysAsked,
     *,
     by: str,
-    kafka: ReadableTopics | None = None,
+    kafka: Topics | None = None,
     declared: DeclaredFields = NOTHING_DECLARED,
     formats: Formats | None = None,
     now_ms: Callable[[], int] = instants.now_ms,
@@ -244,7 +238,7 @@ def look(
     app: str,
     asked: KeysAsked,
     *,
-    kafka: ReadableTopics | None,
+    kafka: Topics | None,
     declared: DeclaredFields = NOTHING_DECLARED,
     formats: Formats | None = None,
     deep: bool = False,
@@ -418,9 +412,3 @@ def _check_quiet(work: Work) -> None:
         store, app = search.member.store, search.member.app
         # What is asked for from now on sees the note.
         check_exclusion(store, app, Intent.FORGET, UnderWay.SNAPSHOT, UnderWay.EDIT)
-        for other in store.list_folders(""):
-            if other.startswith(f"{app}-backfill-") and apps.find_app(store, other) is not None:
-                raise Refused(
-                    f"a backfill of {app} is under way, in {other}: it computes from records that may be of the key",
-                    hint="let it end: the same `slackwater migrate --backfill` again finishes it; then forget the key",
-                )

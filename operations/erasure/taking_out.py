@@ -12,13 +12,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 from ulid import ULID
 
-from ...snapshot.gc.inventory import do_all
 from ...snapshot.take.audit_log import OPERATIONS
 from ...snapshot.take.capture import count_by_partition
 from ...state.rejected_schema import REJECTED_RECORDS
 from ...store.compaction.merge import merge_rows
 from ...store.compaction.plan import newest_first
 from ...store.compaction.rewrite import whole_blocks, without
+from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import codec, history, keys
@@ -67,14 +67,13 @@ class Rewriting:
             return sst
         chosen, fields = found
         held = search.as_held(one, fields)
-        writer, _ = without(search.member.store, sst, one.table, chosen)
+        writer = without(search.member.store, sst, one.table, chosen)
         if not writer.num_rows:
             self.taken[sst.object] = Taken(held.what, held.table, fields, sst.bytes, 0)
             return None
         # In the folder of the app that has it: it is collected there.
         app, _, stage, *_ = sst.object.split("/")
-        made, data = writer.finish(app=app, stage=stage, partition=sst.partition, level=sst.level)
-        store.put(made.object, data)
+        made = writer.put(store, app=app, stage=stage, partition=sst.partition, level=sst.level)
         self.taken[sst.object] = Taken(held.what, held.table, fields, sst.bytes, made.bytes)
         return made
 

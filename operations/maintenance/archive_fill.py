@@ -6,13 +6,11 @@ version read. Killed anywhere, the same command goes on: the index says what is 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
-
-import pyarrow as pa
 
 from ...common import instants
 from ...common.durations import DAY_MS
 from ...snapshot.cut.graph import Cut
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.take.audit_log import record
 from ...snapshot.under_way.exclusion import Intent, check_exclusion
@@ -29,19 +27,6 @@ from ...store.versions.manifest import Manifest
 
 _AT_ONCE = 200_000
 """Offsets read for one object, at least, where there are so many."""
-
-
-class InputReader(Protocol):
-    """What filling an archive asks of Kafka."""
-
-    def topic_id(self, topic: str, /) -> str:
-        """Kafka's id of a topic; empty where nobody knows, or there is no such topic."""
-
-    def starts(self, topic: str, /) -> tuple[int, ...] | None:
-        """The earliest offset of each partition; None where there is no such topic."""
-
-    def records(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[pa.Table]:
-        """The records of a range of offsets that are there, as an archive has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +57,7 @@ _ByTopic = dict[tuple[str, str], _Wanted]
 def fill(
     store: ObjectStore,
     app: str,
-    kafka: InputReader,
+    kafka: Topics,
     since: Cut | None,
     *,
     by: str,
@@ -117,7 +102,7 @@ def _since(store: ObjectStore, head: Manifest, start: Manifest | None, wanted: _
 def _fill(
     store: ObjectStore,
     app: str,
-    kafka: InputReader,
+    kafka: Topics,
     which: tuple[str, str],
     read: list[tuple[int, Extents]],
     by: str,
@@ -173,7 +158,7 @@ def _grouped(read: list[tuple[int, Extents]], left: Extents) -> Iterator[tuple[i
 
 
 def _append(
-    store: ObjectStore, kafka: InputReader, head: ArchiveIndex, wanted: Extents, read_ms: int, by: str
+    store: ObjectStore, kafka: Topics, head: ArchiveIndex, wanted: Extents, read_ms: int, by: str
 ) -> ArchiveIndex:
     """Append these offsets, as objects of no more bytes than they shall have."""
     writer, done = ArchiveWriter(), list[Extent]()

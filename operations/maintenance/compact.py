@@ -14,13 +14,13 @@ from ulid import ULID
 
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.cut.moments import heads_of, stages_of
-from ...snapshot.gc.inventory import many
 from ...snapshot.take.audit_log import record
 from ...snapshot.under_way.exclusion import Intent, check_exclusion
 from ...store.compaction.merge import Stopped, run
 from ...store.compaction.picker import pick_for
 from ...store.compaction.plan import Compaction, Done, apply_to
 from ...store.objects.counting import CountingStore
+from ...store.objects.many import many
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.read.cache import SstCache
 from ...store.versions import history

@@ -8,17 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import NotFound, Refused
-from ...snapshot.change.first_versions import Topics
 from ...snapshot.change.migrate import carry_out, check_done, finish_earlier
 from ...snapshot.cut.graph import descendants, order
+from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.migrations import MIGRATIONS, MigratedStage
 from ...snapshot.cut.moments import heads_of, newest_cut, stages_of
-from ...snapshot.take.capture import ChannelReader
 from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
 from ...snapshot.under_way.signs import UnderWay
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.kinds import RESET
 from ...store.versions.manifest import Input, Manifest
-from ...store.versions.migrations import MIGRATIONS, MigratedStage
 from .rewind import pin_before
 from .rewind_offsets import ReadFrom, Scenario
 
@@ -97,7 +96,7 @@ def reset(
     now_ms: int,
     fence: bool = False,
     dry_run: bool = False,
-    reader: ChannelReader | None = None,
+    reader: Topics | None = None,
 ) -> ResetDone:
     """Have an app read users' topics on from other offsets, at its next start.
 

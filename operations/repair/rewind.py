@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ...errors import NotFound
-from ...snapshot.change.first_versions import Topics
 from ...snapshot.change.migrate import carry_out, check_done, finish_earlier
 from ...snapshot.change.migration import target_name
 from ...snapshot.cut.graph import Cut
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, line_of, newest_cut, stages_of
 from ...snapshot.cut.refs import Ref, parse
 from ...snapshot.cut.stored import find_snapshot
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff
-from ...snapshot.take.capture import ChannelReader
 from ...snapshot.take.remove import remove
 from ...snapshot.take.snapshots import pin
 from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
@@ -115,7 +114,7 @@ def rewind(
     cache: SstCache,
     fence: bool = False,
     dry_run: bool = False,
-    reader: ChannelReader | None = None,
+    reader: Topics | None = None,
 ) -> Rewound:
     """Take all stages of an app back to a moment of its own, None for the one before its newest program: all or none.
 
@@ -144,7 +143,7 @@ def rewind(
     return Rewound(found, number, name, versions)
 
 
-def pin_before(store: ObjectStore, cut: Cut, name: str, by: str, reader: ChannelReader | None) -> None:
+def pin_before(store: ObjectStore, cut: Cut, name: str, by: str, reader: Topics | None) -> None:
     """Pin a cut, in the place of what a call that was interrupted had pinned under that name."""
     had = find_snapshot(store, cut.app, name)
     if had is not None and had.stages != cut.versions:

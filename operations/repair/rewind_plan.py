@@ -8,9 +8,10 @@ from functools import partial
 from msgspec.structs import replace
 
 from ...errors import Refused
-from ...snapshot.change.first_versions import Topics
 from ...snapshot.cut.graph import Cut, channels, order, violations
 from ...snapshot.cut.in_flight import channel_state
+from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.migrations import MigratedStage, Unread
 from ...snapshot.cut.moments import line_of, with_retired
 from ...snapshot.cut.refs import Ref
 from ...snapshot.cut.resolve import cut_at
@@ -18,7 +19,6 @@ from ...state.records import windows
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, published
 from ...store.versions.manifest import Manifest
-from ...store.versions.migrations import MigratedStage, Unread
 
 
 @dataclass(frozen=True, slots=True)

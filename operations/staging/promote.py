@@ -9,8 +9,9 @@ from functools import partial
 from ...common import instants
 from ...errors import Refused
 from ...snapshot.change.standing import Standing, behind, furthest, place_of, short_of
-from ...snapshot.change.switch import MovedOn, Promotable, Switch, withdraw
+from ...snapshot.change.switch import MovedOn, Switch, withdraw
 from ...snapshot.cut.graph import Cut, order
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.cut.stored import cancel, open_requests
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff
@@ -88,7 +89,7 @@ class _Watch:
 
 def promote(
     store: ObjectStore,
-    kafka: Promotable,
+    kafka: Topics,
     name: str,
     staging: str,
     *,
@@ -169,7 +170,7 @@ class _Patience:
         self.pause()
 
 
-def _resumed(store: ObjectStore, kafka: Promotable, found: PromotionPlan, watch: _Watch, by: str) -> Switch | int:
+def _resumed(store: ObjectStore, kafka: Topics, found: PromotionPlan, watch: _Watch, by: str) -> Switch | int:
     """The switch that an earlier call had begun, finished; else the number of the one that is to be made.
 
     Raises `Refused` where that was of another app.
@@ -214,7 +215,7 @@ def _check_alone(
 
 
 def _together(
-    store: ObjectStore, kafka: Promotable, found: PromotionPlan, watch: _Watch, patience: _Patience, by: str
+    store: ObjectStore, kafka: Topics, found: PromotionPlan, watch: _Watch, patience: _Patience, by: str
 ) -> tuple[Switch, float]:
     """Bring both to the same offsets, and switch; and for how long the old app was held."""
     number = found.number
@@ -270,7 +271,7 @@ def _holding(store: ObjectStore, found: PromotionPlan) -> Iterator[Callable[...,
         holds.release(store, (found.over, found.to))
 
 
-def _switched(store: ObjectStore, kafka: Promotable, switch: Switch, watch: _Watch) -> Switch:
+def _switched(store: ObjectStore, kafka: Topics, switch: Switch, watch: _Watch) -> Switch:
     now_ms = instants.now_ms()
     switch.prepare(store, kafka, watch.look(), now_ms)
     switch.decide(store, now_ms)

@@ -10,7 +10,8 @@ from typing import Any
 from msgspec import Struct
 
 from ...errors import Refused
-from ...snapshot.change.first_versions import Channels, has_run
+from ...snapshot.change.first_versions import has_run
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.take.audit_log import record_once
 from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
 from ...store.objects.protocol import ObjectStore
@@ -37,7 +38,7 @@ def refresh(
     store: ObjectStore,
     name: str,
     *,
-    channels: Channels,
+    channels: Topics,
     cache: SstCache | None,
     by: str,
     now_ms: int,
@@ -135,6 +136,7 @@ def _terms(info: AppInfo, left: tuple[str, ...]) -> Terms:
         topics=origin.topics,
         sinks=origin.sinks,
         masks=origin.masks,
+        empty=origin.empty,
         owner=info.owner,
         reason=info.reason,
         ttl_ms=info.ttl_ms,

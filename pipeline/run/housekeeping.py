@@ -26,9 +26,8 @@ from ...store.versions.manifest import Manifest
 from ...store.versions.published import Place
 from ..batch.stage_runner import StageRunner
 from ..kafka.open import EndOffsets
+from ..listener import Listener
 from .claim import Claimer
-from .health import Health
-from .news import News
 from .waiting import queued_groups
 
 _log = logging.getLogger("slackwater")
@@ -56,7 +55,7 @@ def in_background(name: str, work: Callable[[threading.Event], None]) -> Iterato
         thread.join(_END_S)
 
 
-def ask_spark(spark: SparkSession, health: Health, queued: set[str], over: threading.Event) -> None:
+def ask_spark(spark: SparkSession, listener: Listener, queued: set[str], over: threading.Event) -> None:
     """Ask Spark's JVM every few seconds how far its tasks are. Where it hangs, this does too, and nobody else.
 
     `queued` are the groups of jobs that wait for a core (`queued_groups`), looked for less often.
@@ -65,7 +64,7 @@ def ask_spark(spark: SparkSession, health: Health, queued: set[str], over: threa
     while not over.is_set():
         stages = ((each, tracker.getStageInfo(each)) for each in tracker.getActiveStageIds())
         try:
-            health.spark(tuple((each, info.numCompletedTasks) for each, info in stages if info is not None))
+            listener.spark(tuple((each, info.numCompletedTasks) for each, info in stages if info is not None))
             if time.monotonic() >= due_s:
                 found = set(queued_groups(spark))
                 queued &= found
@@ -85,7 +84,7 @@ class LagReporter:
     claimer: Claimer
     """Who runs what."""
     runners: Sequence[StageRunner]
-    news: News
+    listener: Listener
     places: Callable[[str], Mapping[str, Place | None]]
     """How far the sinks of a stage of this run are."""
     waits_for: Callable[[StageLag], str] = lambda _stage: ""
@@ -108,7 +107,7 @@ class LagReporter:
             found = self._lags(app)
             own = (each for each in found if each.stage in epochs)
             self._waits = {each.stage: what for each in own if (what := self.waits_for(each))}
-            self.news.lags(found)
+            self.listener.lags(found)
             over.wait(_REPORT_S)
         heart.end(beat.writer)
 
@@ -159,7 +158,7 @@ class Collector:
     by: str
     epochs: Callable[[], Mapping[str, int]]
     """The stages that this one holds, and under which epoch."""
-    news: News
+    listener: Listener
     _since_ms: int = 0
     """When this one first looked."""
 
@@ -180,7 +179,7 @@ class Collector:
                 _log.exception("gc of %s broke off; the next one goes on from there", self.app)
             else:
                 if done is not None:
-                    self.news.collected(done)
+                    self.listener.collected(done)
 
     def look(self, now_ms: int) -> Collected | None:
         """Collect, if it is due and this runner's to do. A listing where it is not due. Raises as `collect`."""

@@ -16,7 +16,7 @@ from ...common import instants
 from ...errors import Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import history
+from ...store.versions import history, keys
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import Edit, Manifest
 from ..cut.graph import Cut
@@ -28,7 +28,7 @@ from ..diff.stored_rows import TableSide
 from ..query.row_source import RowSource
 from ..take.audit_log import find_operation, record_once, why
 from ..take.taking import REPEAT_MS
-from ..under_way.edit_request import EDITS, EditRequest, done_by, rows_key, withdraw
+from ..under_way.edit_request import EDITS, EditRequest, done_by, withdraw
 from ..under_way.exclusion import HERE, Intent, check_exclusion
 from ..under_way.runners import beats, runner_of
 from ..under_way.signs import UnderWay
@@ -96,7 +96,7 @@ def edit(
         if looked is None or dry_run:
             return EditDone(app, stage, looked.changes if looked is not None else None)
         if rows is not None:
-            store.put(rows_key(app, asked), data)
+            store.put(keys.edit_rows(app, asked.id), data)
         EDITS.put(store, asked, app)
         try:
             # Who forgets keys looks for requests once its note is there.
@@ -134,7 +134,7 @@ def change_of(store: ObjectStore, app: str, request: EditRequest) -> Change:
     """What a request asks for. Raises `Refused` where its rows are not those that were asked for."""
     if not request.rows:
         return Change(request.sql)
-    data = store.get(rows_key(app, request))
+    data = store.get(keys.edit_rows(app, request.id))
     if xxh3_128_hexdigest(data) != request.rows:
         raise Refused("the rows of the edit are not those that were asked for: they are damaged")
     with pa.ipc.open_stream(data) as stream:

@@ -16,10 +16,10 @@ from ...state.fits import ColumnChange, Declared
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import published
 from ...store.versions.manifest import Input, Manifest, Ttl
-from ...store.versions.migrations import MIGRATIONS, MigratedStage, Migration
+from ..cut.kafka_topics import Topics
+from ..cut.migrations import MIGRATIONS, MigratedStage, Migration
 from ..cut.moments import heads_of, newest_cut, stages_of
 from ..take.audit_log import why
-from ..take.capture import ChannelReader
 from ..take.remove import remove
 from ..take.snapshots import pin
 from ..under_way.exclusion import Intent, check_exclusion, refusal
@@ -95,7 +95,7 @@ def migrate(
     *,
     by: str,
     now_ms: int,
-    reader: ChannelReader | None = None,
+    reader: Topics | None = None,
 ) -> Migrated:
     """Carry out what `find_plan` gave, all of it or nothing. No data is read or written, whatever the tables hold.
 

@@ -26,8 +26,8 @@ from ...store.sst.types import DUE
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, begin
 from ...store.versions.manifest import Former, Input, Manifest, Output, Reset, Rewind
-from ...store.versions.migrations import MIGRATIONS, MigratedStage, Migration, Unread
 from ..cut.graph import order
+from ..cut.migrations import MIGRATIONS, MigratedStage, Migration, Unread
 from ..cut.moments import heads_of
 from ..cut.stored import cancel, list_snapshots, open_requests
 from ..take.audit_log import OPERATIONS, record
@@ -148,7 +148,7 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
         kept = ("by", "migration", "rewinds", "totals", "formerly", "promotion")
         return replace(empty, **{name: getattr(draft, name) for name in kept})
     was = commit.carried(was)
-    changed = replace(draft, table=was.table, ssts=was.ssts, backfills=was.backfills)
+    changed = replace(draft, table=was.table, ssts=was.ssts)
     if step.table_only:
         times = draft.event_time
         if times is not None and was.event_time is not None:

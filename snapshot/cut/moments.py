@@ -14,10 +14,10 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, horizon
 from ...store.versions.horizon import KeptCut
 from ...store.versions.manifest import Manifest
-from ...store.versions.migrations import MIGRATIONS
 from ...store.versions.side_tables import may_have, owner
 from .graph import Cut, Thinned, lower_receivers, raise_senders
 from .line import Line
+from .migrations import MIGRATIONS
 
 
 def stages_of(store: ObjectStore, app: str, *having: str) -> tuple[str, ...]:

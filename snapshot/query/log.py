@@ -11,7 +11,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
 from ...store.versions.horizon import Boundary
 from ...store.versions.kinds import VersionKind
-from ...store.versions.manifest import Input, Lost, Manifest, is_internal
+from ...store.versions.manifest import Input, Lost, Manifest
 from ..cut.line import newest_first
 from ..cut.lineage import Window, direct, losses, rows_read
 from ..cut.moments import heads_of, newest, stages_of
@@ -84,8 +84,6 @@ class LogEntry:
     """Of a rewind, the version whose content it has; 0 for none."""
     reset: tuple[str, ...] = ()
     """Of a reset, the partitions that are read on from elsewhere, as in `flights[0] 42 to 17`."""
-    backfilled: tuple[str, ...] = ()
-    """Of a backfill, the columns that have the values of the past from this version on."""
     attached: str = ""
     """Of the state of a query of Spark's, the batches that this version brought, as in `batches 41 to 97`."""
     replayable: bool | None = None
@@ -137,11 +135,8 @@ def _entry(
         held = {source.topic: held_of(source) for source in manifest.inputs.values()}
         replayable = all(held[each.topic].has(each.partition, each.start) for each in windows)
         replaced = tuple(topic for topic in {each.topic: None for each in windows} if held[topic].is_another)
-    backfills = manifest.backfills if manifest.kind == "backfill" else ()
     program, before = manifest.program, earlier.program if earlier is not None else None
     is_another = program is not None and before is not None and program.checksum != before.checksum
-    ids = {number for each in backfills if each.version == manifest.version for number in each.columns}
-    values = table.values if table is not None else ()
     return LogEntry(
         stage=manifest.stage,
         version=manifest.version,
@@ -172,7 +167,6 @@ def _entry(
             for partition, (start, end) in enumerate(zip_longest(made.starts, made.ends))
             if start != end
         ),
-        backfilled=tuple(each.name for each in values if each.id in ids and not is_internal(each.name)),
         attached=batches_brought(manifest),
         replayable=replayable,
         replaced=replaced,

@@ -7,7 +7,6 @@ repartition topic) and `_row` (within the message).
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from io import BytesIO
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,25 +21,15 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.decode import read_whole
 from ...store.versions import keys
 from ..cut.in_flight import InFlight
+from ..cut.kafka_topics import Topics
 from ..cut.stored import Captured, CapturedObject
 
 _OBJECT_BYTES = 64 << 20
 """Arrow bytes of the records in one object: what is held in memory at once."""
 
 
-class ChannelReader(Protocol):
-    """What capturing needs of Kafka; `pipeline` implements it."""
-
-    def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
-        """The records in flight: the channel's columns and `ADDRESS`, by partition and offset, a chunk at a time.
-
-        Raises `Corruption` (there are not as many as their writer's manifests say), and `Refused` (they are gone).
-        """
-        ...
-
-
 def capture(
-    store: ObjectStore, app: str, name: str, states: Iterable[InFlight], reader: ChannelReader
+    store: ObjectStore, app: str, name: str, states: Iterable[InFlight], reader: Topics
 ) -> tuple[Captured, ...]:
     """Copy records in flight from Kafka to objects of snapshot `name`. Channels that nobody reads are left out.
 
@@ -104,7 +93,7 @@ def discard(store: ObjectStore, captured: Iterable[Captured]) -> None:
 
 
 def _capture_one(
-    store: ObjectStore, app: str, name: str, state: InFlight, reader: ChannelReader, written: list[CapturedObject]
+    store: ObjectStore, app: str, name: str, state: InFlight, reader: Topics, written: list[CapturedObject]
 ) -> Captured:
     """One channel; each object is added to `written` as soon as it is written."""
     counts, before = np.zeros(len(state.ends), np.int64), len(written)

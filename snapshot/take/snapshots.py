@@ -8,10 +8,11 @@ from ...store.objects.protocol import ObjectStore, exists
 from ...store.versions import history, horizon
 from ..cut.graph import Cut, violations
 from ..cut.in_flight import in_flight
+from ..cut.kafka_topics import Topics
 from ..cut.refs import check_new_name
 from ..cut.stored import SNAPSHOTS, Snapshot, SnapshotKind, check_not_asked, find_snapshot
 from ..under_way.exclusion import Intent, check_exclusion
-from .capture import ChannelReader, capture, discard
+from .capture import capture, discard
 
 
 def pin(
@@ -23,7 +24,7 @@ def pin(
     by: str = "",
     clone: str = "",
     clone_root: str = "",
-    reader: ChannelReader | None = None,
+    reader: Topics | None = None,
     keeper: Snapshot | None = None,
 ) -> Snapshot:
     """Name a cut that exists already. Pinning the same versions for the same purpose again changes nothing.

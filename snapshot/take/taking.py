@@ -18,6 +18,7 @@ from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, Span
 from ..cut.graph import Cut
 from ..cut.in_flight import InFlight, in_flight
+from ..cut.kafka_topics import Topics
 from ..cut.moments import heads_of, retired_since
 from ..cut.refs import check_new_name
 from ..cut.stored import (
@@ -34,7 +35,7 @@ from ..cut.stored import (
 )
 from ..under_way.exclusion import Intent, check_exclusion
 from ..under_way.signs import UnderWay
-from .capture import ChannelReader, capture, discard
+from .capture import capture, discard
 from .snapshots import taken
 
 REPEAT_MS = 600_000
@@ -125,9 +126,7 @@ def answers(store: ObjectStore, app: str, request: Request) -> dict[str, StageAn
     return found
 
 
-def try_complete(
-    store: ObjectStore, app: str, request: Request, reader: ChannelReader | None = None
-) -> Snapshot | None:
+def try_complete(store: ObjectStore, app: str, request: Request, reader: Topics | None = None) -> Snapshot | None:
     """Write the snapshot if every stage has finished; None while one has not.
 
     Anybody may call it, any number of times. Without a `reader`, a snapshot with records in flight is left to somebody

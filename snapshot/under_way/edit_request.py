@@ -44,11 +44,6 @@ EDITS = Notes(EditRequest, keys.edits, lambda request: request.id)
 """Those that are not done yet, oldest first."""
 
 
-def rows_key(app: str, request: EditRequest) -> str:
-    """The object with the rows of a request."""
-    return f"{keys.edits(app)}{request.id}.arrow"
-
-
 def done_by(store: ObjectStore, request: EditRequest, head: Manifest) -> Manifest | None:
     """The version that did what was asked for, up to the `head`; None while there is none. A request for each since."""
     for each in history.backwards(store, head):
@@ -62,5 +57,5 @@ def done_by(store: ObjectStore, request: EditRequest, head: Manifest) -> Manifes
 def withdraw(store: ObjectStore, app: str, request: EditRequest) -> None:
     """Take a request away, and its rows. Two requests."""
     if request.rows:
-        store.delete(rows_key(app, request))
+        store.delete(keys.edit_rows(app, request.id))
     EDITS.remove(store, request.id, app)

@@ -8,8 +8,8 @@ from ...common import instants
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ...store.versions.forgotten import under_way as forgetting
-from ...store.versions.migrations import MIGRATIONS, Migration
 from ..cut import replicas
+from ..cut.migrations import MIGRATIONS, Migration
 from ..cut.moments import heads_of
 from ..cut.stored import open_requests
 from . import clones

@@ -77,14 +77,6 @@ def _(value: Manifest) -> Iterator[Wrong]:
         if each.to >= each.version:
             yield Wrong(f"{at}.to", each.to, f"less than its version, {each.version}")
         before = each.version
-    for number, one in enumerate(value.backfills):
-        at = f"backfills[{number}]"
-        if one.version > value.version:
-            yield Wrong(f"{at}.version", one.version, f"at most the version, {value.version}")
-        if one.since >= one.version:
-            yield Wrong(f"{at}.since", one.since, f"less than its version, {one.version}")
-        if one.app == value.app:
-            yield Wrong(f"{at}.app", one.app, "another app than its own")
 
 
 def _snapshots(value: Manifest) -> Iterator[Wrong]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 VersionKind = Literal[
-    "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind",
+    "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "rewind",
     "edit", "promote", "demote", "forget", "recover", "reset",
 ]  # fmt: skip
 """The name of a kind, as a manifest stores it."""
@@ -132,7 +132,6 @@ MIGRATION: Final = Traits(
     restarts=True,
     ends_replays=True,
 )
-BACKFILL: Final = Traits("backfill", "a backfill", ("backfill",), fences=False, beside_batches=True, ends_replays=True)
 REWIND: Final = Traits(
     "rewind",
     "a rewind",
@@ -194,7 +193,7 @@ FORGET: Final = Traits(
 KINDS: Final[Mapping[VersionKind, Traits]] = {
     kind.name: kind
     for kind in (
-        *(CLAIM, BATCH, EDIT, INIT, CLONE, RENAME, COMPACTION, RESCALE, RETIRE, MIGRATION, BACKFILL, REWIND, RESET),
+        *(CLAIM, BATCH, EDIT, INIT, CLONE, RENAME, COMPACTION, RESCALE, RETIRE, MIGRATION, REWIND, RESET),
         *(RECOVER, PROMOTE, DEMOTE, FORGET),
     )
 }

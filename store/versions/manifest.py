@@ -213,7 +213,7 @@ class Output(Struct, frozen=True):
     """The task attempts whose messages count; all others in the range are skipped by readers."""
     rows: limits.Own[limits.Count] = 0
     schema: limits.Text = ""
-    """The rows' schema as a Spark DDL string; empty where nobody reads it, as in an app that computes a backfill."""
+    """The rows' schema as a Spark DDL string; empty where no stage reads it."""
     markers: limits.Own[dict[limits.Id, limits.Offsets]] = {}
     """Snapshot id to the marker's offset in each partition: the last messages of this version."""
     topic_id: limits.Line = ""
@@ -360,27 +360,6 @@ class Promotion(Struct, frozen=True):
     """What it published until then, likewise."""
 
 
-class Backfill(Struct, frozen=True):
-    """Columns that a migration added, and that have got their values for what the stage had read before it."""
-
-    version: limits.Version
-    """The version that brought them in. It rewrote every SST, and no row's `_seq`."""
-    since: limits.Version
-    """The version of the migration."""
-    columns: Annotated[tuple[limits.Seq, ...], limits.COLUMNS]
-    """Their ids, internal ones included."""
-    app: limits.Name
-    """The app that computed the values, in its stage of the same name. Only a batch under way then needs it later."""
-    at: limits.Version
-    """The version of that stage which has them."""
-    writer: limits.Line
-    """Who committed that version: under the same name and number there may be another one since."""
-    starts: dict[limits.Topic, limits.Offsets] = {}
-    """From where on the values are complete: by user's topic as declared, the first offset that was read."""
-    whole: bool = False
-    """Whether the stage itself began there, so that nothing is missing."""
-
-
 class Followed(Struct, frozen=True):
     """How far a version has come of a query of Spark's, whose state its tables are."""
 
@@ -452,8 +431,6 @@ class Manifest(Struct, frozen=True):
     """None of a stage that knows no event time."""
     lineage: dict[limits.Line, Lineage] = {}
     """Of the table's key under `""`, of channels under their names; by all programs that the stage was run with."""
-    backfills: Annotated[tuple[Backfill, ...], limits.COLUMNS] = ()
-    """What was brought into the table, oldest first. Versions that differ here share no rows, whatever their `_seq`."""
     rewinds: Annotated[tuple[Rewind, ...], limits.RENAMES] = ()
     """All that were made of the stage up to this version, oldest first."""
     edited: limits.Own[Edit | None] = None
@@ -551,7 +528,7 @@ class Origin(Struct, frozen=True):
     snapshot: limits.NameOrNone
     """Name of the pinned snapshot in the source app; empty where nothing is shared with that."""
     cut: dict[limits.Name, limits.Version]
-    """Source version of each stage."""
+    """Source version of each stage; empty of a clone that began without state."""
     topics: dict[limits.Topic, limits.Topic] = {}
     """User topics read under another name: source name to this app's name."""
     sinks: dict[limits.Topic, limits.Topic] = {}
@@ -563,6 +540,11 @@ class Origin(Struct, frozen=True):
     def deep(self) -> bool:
         """Whether it has everything for itself."""
         return not self.root
+
+    @property
+    def empty(self) -> bool:
+        """Whether it began without state, to read all topics from the beginning."""
+        return not self.cut
 
 
 class AppInfo(Struct, frozen=True):

@@ -37,7 +37,7 @@ class Topics:
         return tuple(map(len, self._partitions(topic)))
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
-        """See `ChannelReader`."""
+        """See `Topics`."""
         self._ask()
         if self.expired:
             raise Refused(f"offsets of {in_flight.topic} are gone from Kafka")
@@ -48,7 +48,7 @@ class Topics:
                     yield records(partition, offset, rows)
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
-        """See `Rereader`."""
+        """See `Topics`."""
         self._ask()
         messages = self._partitions(topic)[partition]
         if self.expired or offset >= len(messages):

@@ -14,6 +14,7 @@ from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.change.migrate import check_newest
 from slackwater.snapshot.change.migration import finish_newest
 from slackwater.snapshot.cut.lineage import direct, trace
+from slackwater.snapshot.cut.migrations import MIGRATIONS
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.diff.key_history import key_history
@@ -24,7 +25,6 @@ from slackwater.snapshot.under_way.runners import RUNNERS, Beat
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
-from slackwater.store.versions.migrations import MIGRATIONS
 
 from tests.models.profiles import crash_points, scaled
 from tests.operations.repair.test_rewind import LATER_MS, assert_whole, rewound, tables, totals

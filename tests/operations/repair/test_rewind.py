@@ -12,6 +12,7 @@ from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.change.migrate import check_newest, find_plan, migrate
 from slackwater.snapshot.change.migration import finish_newest
 from slackwater.snapshot.cut.lineage import trace
+from slackwater.snapshot.cut.migrations import MIGRATIONS
 from slackwater.snapshot.cut.refs import parse
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
@@ -27,7 +28,6 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 from slackwater.store.versions.amend import Amendment, amend
 from slackwater.store.versions.manifest import Column, Program
-from slackwater.store.versions.migrations import MIGRATIONS
 
 from tests.models.profiles import SEARCHES, crash_points, scaled
 from tests.snapshot.change.test_migrate import program

@@ -7,8 +7,8 @@ from threading import enumerate as threads
 
 import pytest
 from slackwater.errors import Corruption, Usage
+from slackwater.pipeline.listener import Listener
 from slackwater.pipeline.run.housekeeping import Collector, in_background
-from slackwater.pipeline.run.news import News
 from slackwater.pipeline.run.options import gc_every_ms
 from slackwater.snapshot.gc.collect import Collected
 from slackwater.snapshot.under_way import runners
@@ -20,11 +20,11 @@ from tests.support.histories import FlightsApp
 from tests.support.running import eventually
 
 
-def collector(app: FlightsApp, *stages: str, news: News | None = None, every_ms: int = HOUR_MS) -> Collector:
+def collector(app: FlightsApp, *stages: str, listener: Listener | None = None, every_ms: int = HOUR_MS) -> Collector:
     def epochs() -> dict[str, int]:
         return {stage: app.heads[stage].epoch for stage in stages}
 
-    return Collector(app.store, app.name, FEW, every_ms, "host:1", epochs, news or News())
+    return Collector(app.store, app.name, FEW, every_ms, "host:1", epochs, listener or Listener())
 
 
 @pytest.fixture
@@ -121,12 +121,12 @@ def test_what_nobody_thought_of_ends_neither_run_nor_collector(
 def test_it_tells_what_it_collected_and_ends_when_it_is_closed(app: FlightsApp) -> None:
     told, heard = [], Event()
 
-    class Told(News):
+    class Told(Listener):
         def collected(self, done: Collected) -> None:
             told.append(done)
             heard.set()
 
-    ours = collector(app, "legs", "aircraft", "carriers", news=Told(), every_ms=4)
+    ours = collector(app, "legs", "aircraft", "carriers", listener=Told(), every_ms=4)
     with in_background("collector", ours.work):
         assert heard.wait(30)
     assert "collector" not in {thread.name for thread in threads()}

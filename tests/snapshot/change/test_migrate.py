@@ -13,6 +13,7 @@ from slackwater.snapshot.change.migrate import Migrated, find_plan, finish_earli
 from slackwater.snapshot.change.migration import finish_newest
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight
+from slackwater.snapshot.cut.migrations import MIGRATIONS
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.diff.key_history import key_history
@@ -30,7 +31,6 @@ from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Column, Input, Manifest, Table
-from slackwater.store.versions.migrations import MIGRATIONS
 
 from tests.support.collecting import Killed, aging_app, store_of
 from tests.support.histories import SCHEMA, TABLES, FlightsApp, Kafka, flights

@@ -32,6 +32,7 @@ from slackwater.snapshot.change.migrate import find_plan, finish_earlier, migrat
 from slackwater.snapshot.change.migration import finish_newest
 from slackwater.snapshot.change.stages import rescale, retire
 from slackwater.snapshot.change.switch import settled
+from slackwater.snapshot.cut.migrations import MIGRATIONS, MigratedStage, Migration
 from slackwater.snapshot.cut.moments import newest_cut
 from slackwater.snapshot.cut.refs import parse
 from slackwater.snapshot.cut.replicas import PREFIX, Recovery, Replica
@@ -54,7 +55,6 @@ from slackwater.store.versions.amend import Amendment, amend
 from slackwater.store.versions.forgotten import under_way
 from slackwater.store.versions.forgotten.under_way import Forgetting
 from slackwater.store.versions.manifest import AppInfo, Edit, Manifest, Promotion, SideTable
-from slackwater.store.versions.migrations import MIGRATIONS, MigratedStage, Migration
 from slackwater.store.versions.side_tables import REJECTED
 from ulid import ULID
 

@@ -2,8 +2,9 @@
 
 from contextlib import ExitStack, nullcontext
 
+from slackwater.operations.maintenance.removal import Removal
+from slackwater.operations.staging.clone import ScratchClone
 from slackwater.operations.staging.clone_plan import Terms
-from slackwater.operations.staging.trial import ScratchClone
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
@@ -30,7 +31,7 @@ def trial(app: FlightsApp, start: Cut) -> None:
         made = []
         for name in ("staging", "staging-before"):
 
-            def outside(name: str = name) -> None:
+            def outside(_removal: Removal, name: str = name) -> None:
                 for topic in [topic for topic in app.kafka.topics if topic.startswith(f"{name}-by-")]:
                     del app.kafka.topics[topic]
 
