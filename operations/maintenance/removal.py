@@ -262,7 +262,7 @@ def _release(store: ObjectStore, removal: Removal) -> None:
 
 
 def _contents(store: ObjectStore, app: str) -> Contents:
-    counts, size = Counter[census.Row | None](), 0
+    counts, size = Counter[census.ObjectKind | None](), 0
     for info in store.list(f"{app}/"):
         counts[census.kind_of(info.key)] += 1
         size += info.size_bytes

@@ -84,13 +84,13 @@ def edit(
     data = _encoded(rows) if rows is not None else b""
     checksum = xxh3_128_hexdigest(data) if data else ""
     asked = EditRequest(done, stage, head.version, instants.now_ms(), sql, checksum)
-    if sql and not (again or dry_run) and (version := _done_lately(store, app, asked)):
-        for each in EDITS.all(store, app):
-            if each.is_like(asked) and done_by(store, each, head) is not None:
-                withdraw(store, app, each)  # whoever did it died before
-        return EditDone(app, stage, None, version, already=True)
     check_exclusion(store, app, Intent.EDIT, *HERE, dry_run=dry_run)
     earlier = next((each for each in EDITS.all(store, app) if each.is_like(asked) and not each.error), None)
+    if sql and not (again or dry_run) and (version := _done_lately(store, app, asked)):
+        if earlier is not None and (finished := done_by(store, earlier, head)) is not None:
+            # The call before was killed after its last entry in the log of operations.
+            finish(store, app, earlier, finished)
+        return EditDone(app, stage, None, version, already=True)
     if earlier is None or dry_run:
         looked = edited(store, cache, cut, stage, Change(sql, rows), done, writes=False)
         if looked is None or dry_run:

@@ -32,7 +32,7 @@ from ..cut.moments import heads_of
 from ..cut.stored import cancel, list_snapshots, open_requests
 from ..take.audit_log import OPERATIONS, record
 from ..take.remove import remove
-from .migrate_plan import Plan, readers
+from .migrate_plan import readers
 
 Heads = Mapping[str, Manifest]  # by stage
 
@@ -188,17 +188,6 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
         program=was.program,
         event_time=was.event_time,
     )
-
-
-def planned(heads: Heads, plan: Plan) -> dict[str, Manifest]:
-    """The newest versions as a plan would make them, of stages that keep their name. Pure. Raises as `applied`."""
-    found = dict(heads)
-    for stage, step in plan.steps.items() if plan.changes else ():
-        at = heads.get(stage)
-        if at is not None and not at.retired and not step.called:
-            draft = commit.successor(at, kind="migration", epoch=at.epoch + 1, writer="", by="", now_ms=at.time_ms)
-            found[stage] = applied(draft, step, plan.after + 1)
-    return found
 
 
 def applied(draft: Manifest, step: MigratedStage, number: int) -> Manifest:

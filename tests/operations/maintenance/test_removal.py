@@ -1,6 +1,5 @@
 """An app is removed wholly: whoever needs it is asked first, and a call that was killed is finished by the next one."""
 
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,8 +24,15 @@ from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo
 from ulid import ULID
 
-from tests.models.profiles import SEARCHES
-from tests.support.collecting import AgingStore, Killed, aging_app, fresh, keys_of, wait
+from tests.support.collecting import (
+    AgingStore,
+    aging_app,
+    fresh,
+    keys_of,
+    killed_at_each_request,
+    store_of,
+    wait,
+)
 from tests.support.histories import FlightsApp, flights, rows_of
 
 LATER_MS = 2_000_000_000_000
@@ -92,14 +98,13 @@ def test_a_dry_run_changes_nothing() -> None:
 
 
 def test_killed_at_any_request_it_is_an_app_for_nobody_or_whole_and_typed_again_it_finishes() -> None:
-    seen = set()
-    for requests in range(0, 400, 1 if SEARCHES else 7):
+    def build() -> FlightsApp:
         app = made(AgingStore())
-        ref = resolve(app.store, "flights", now_ms=app.clock.now_ms).versions
         pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "good")
-        with suppress(Killed), app.store.death_after(requests):  # type: ignore[attr-defined]
-            gone(app)
-            break
+        return app
+
+    ref, seen = build().heads, set()
+    for app, _ in killed_at_each_request(build, gone, store=store_of):
         store = fresh(app.store)
         for moment in ("flights@good", "flights/legs@v3", "flights/carriers"):
             try:
@@ -107,13 +112,11 @@ def test_killed_at_any_request_it_is_an_app_for_nobody_or_whole_and_typed_again_
             except SlackwaterError as error:
                 seen.add(error.message.partition(":")[0])
                 continue
-            assert cut.versions.keys() == ref.keys(), "whole"
+            assert cut.stages.keys() == ref.keys(), "whole"
             assert rows_of(store, cut.stages["carriers"])
         done = gone(app)
         assert tuple(done.removal.stages) == ("aircraft", "carriers", "legs")
         assert keys_of(app.store) == {"flights/removed.json"}  # type: ignore[arg-type]
-    else:
-        pytest.fail("it never ended by itself")
     assert "app 'flights' is being removed" in seen
 
 

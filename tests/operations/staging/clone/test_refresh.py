@@ -18,8 +18,7 @@ from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Sink
 from ulid import ULID
 
-from tests.models.profiles import crash_points
-from tests.support.collecting import HOUR_MS, Killed, aging_app, keys_of, store_of, wait
+from tests.support.collecting import HOUR_MS, Killed, aging_app, keys_of, killed_at_each_request, store_of, wait
 from tests.support.histories import FlightsApp, flights
 
 TERMS = Terms(
@@ -104,16 +103,7 @@ def test_a_dry_run_checks_all_and_changes_nothing() -> None:
 
 
 def test_killed_anywhere_the_same_call_goes_on_and_nothing_else_is_pinned() -> None:
-    app = cloned_app()
-    with store_of(app).requests() as made:
-        fresh_state(app)
-    for point in crash_points(len(made)):
-        app = cloned_app()
-        try:
-            with store_of(app).death_after(point):
-                fresh_state(app)
-        except Killed:
-            pass
+    for app, _ in killed_at_each_request(cloned_app, fresh_state, store=store_of):
         # Whoever looks finds the old one, the new one, or none.
         if (found := apps.find_app(app.store, "staging")) is not None:
             assert found.owner == TERMS.owner
