@@ -10,7 +10,6 @@ from slackwater.operations.erasure.family import KeysAsked
 from slackwater.operations.erasure.forget import forget
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.change.edit import edit
-from slackwater.snapshot.change.stages import rescale
 from slackwater.snapshot.cut import replicas
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
@@ -23,6 +22,7 @@ from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, codec, history, keys
+from slackwater.store.versions.amend import Amendment, amend
 from slackwater.store.versions.forgotten.index import none_of
 from slackwater.store.versions.manifest import AppInfo
 
@@ -167,7 +167,7 @@ def test_what_is_no_replica_of_this_app_is_refused_and_not_touched() -> None:
 def test_a_replica_that_others_wrote_to_is_noticed_and_left_alone() -> None:
     app, target = running(), AgingStore()
     copy(app, target)
-    rescale(target, app.name, "carriers", 4, by="eve@host", now_ms=LATER_MS)
+    amend(target, (app.name, "carriers"), Amendment("rescale"), by="eve@host", now_ms=LATER_MS)
     before = keys_of(target, "")
     with pytest.raises(Refused, match="the replica was written to by others"):
         copy(app, target)
