@@ -113,7 +113,7 @@ class ScratchClone:
     """and what it named then."""
     name: str
     terms: Terms
-    """Their reason says whose clone it is."""
+    """Their reason says what it is for."""
     channels: Topics
     by: str
     outside: Callable[[Removal], None]
@@ -154,11 +154,11 @@ class ScratchClone:
         info, _ = apps.find_begun(self.store, self.name)
         if info is not None and (info.origin is None or info.origin.app != source):
             raise Refused(
-                f"app {self.name!r} is no clone of {source}, and {self.terms.reason} would have that name",
+                f"app {self.name!r} is no clone of {source}; its name is needed for this: {self.terms.reason}",
                 hint=f"look at it: slackwater status {self.name} --store {self.store.url}",
             )
         if not lapsed(self.store, self.name, self.pause):
-            fact = f"{self.terms.reason} of {source} is under way: a runner has its clone, {self.name}"
+            fact = f"this is under way already ({self.terms.reason}): a runner has its clone, {self.name}"
             raise refusal(Intent.REMOVE, Sign(UnderWay.RUNNER, fact, "wait until that has ended"))
         discard(self.store, self.name, self.outside)
         remove_pins_without_clone(self.store, source, self.name, "")
