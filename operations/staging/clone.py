@@ -25,6 +25,7 @@ from ...snapshot.cut.stored import Snapshot, find_snapshot, read_snapshot
 from ...snapshot.take.audit_log import record_once
 from ...snapshot.take.remove import remove_pins_without_clone
 from ...snapshot.take.snapshots import pin
+from ...snapshot.under_way.exclusion import Intent, check_exclusion
 from ...snapshot.under_way.runners import lapsed
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -219,6 +220,7 @@ def _pin(store: ObjectStore, plan: ClonePlan, root: str, by: str) -> str:
     if keeper is not None and keeper.stages != cut.versions:
         found = "there is another one of that name since this clone was planned"
         raise NotFound(f"snapshot of app {cut.app!r}", cut.snapshot, found=found, hint="say it again to clone that one")
+    check_exclusion(store, cut.app, Intent.CLONE)  # else each name below would seem to be taken
     base = f"clone-{name}"[:56]
     candidates = (base, *(f"{base}-{number}" for number in range(2, 1000)))
     for candidate in candidates:

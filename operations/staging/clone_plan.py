@@ -35,7 +35,7 @@ class Terms:
     deep: bool = False
     """Whether it gets everything for itself."""
     empty: bool = False
-    """Whether it gets no state, and reads all topics from the beginning."""
+    """True for a clone without state, which reads all topics from the beginning."""
     owner: str = ""
     reason: str = ""
     ttl_ms: int = 0
@@ -68,7 +68,7 @@ class ClonePlan:
 
     @property
     def state(self) -> Cut:
-        """The cut whose state the clone gets: of no stage where it begins empty."""
+        """Cut whose state the clone gets; without stages for an empty clone."""
         return _state(self.source, self.info)
 
 
@@ -137,7 +137,7 @@ def _state(cut: Cut, info: AppInfo) -> Cut:
 
 
 def _check_empty(store: ObjectStore, target: ObjectStore, ref: Ref, terms: Terms) -> None:
-    """See that an app can begin anew without state. Raises `Usage`, and `Refused` where it has rows from elsewhere."""
+    """Check that an app can begin anew. Raises `Usage`, and `Refused` where a table began with rows from elsewhere."""
     if terms.deep or terms.masks or target.url != store.url:
         raise Usage("--empty takes no state: --deep, --mask and --to do not go with it")
     if not isinstance(ref.moment, Latest):

@@ -18,7 +18,6 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history, keys
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.forgotten import under_way
 from ...store.versions.manifest import Edit, Manifest
 from ..cut.graph import Cut
 from ..cut.moments import heads_of, stages_of
@@ -30,7 +29,9 @@ from ..query.row_source import RowSource
 from ..take.audit_log import find_operation, record_once, why
 from ..take.taking import REPEAT_MS
 from ..under_way.edit_request import EDITS, EditRequest, done_by, withdraw
+from ..under_way.exclusion import HERE, Intent, check_exclusion
 from ..under_way.runners import beats, runner_of
+from ..under_way.signs import UnderWay
 from .edited import Change, Edited, edited, rows_of, table_of
 
 _POLL_S = 0.2
@@ -83,6 +84,7 @@ def edit(
     data = _encoded(rows) if rows is not None else b""
     checksum = xxh3_128_hexdigest(data) if data else ""
     asked = EditRequest(done, stage, head.version, instants.now_ms(), sql, checksum)
+    check_exclusion(store, app, Intent.EDIT, *HERE, dry_run=dry_run)
     earlier = next((each for each in EDITS.all(store, app) if each.is_like(asked) and not each.error), None)
     if sql and not (again or dry_run) and (version := _done_lately(store, app, asked)):
         if earlier is not None and (finished := done_by(store, earlier, head)) is not None:
@@ -98,7 +100,7 @@ def edit(
         EDITS.put(store, asked, app)
         try:
             # Who forgets keys looks for requests once its note is there.
-            under_way.check_none(store, app, "an edit could have them, so none is made")
+            check_exclusion(store, app, Intent.EDIT, UnderWay.FORGETTING)
         except Refused:
             withdraw(store, app, asked)
             raise

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from slackwater.common import instants
 from slackwater.errors import Fenced, NotFound, Refused, SlackwaterError
 from slackwater.operations.maintenance.protection import find, protect
 from slackwater.operations.maintenance.removal import Contents, Removal, Removed, remove_app
@@ -14,12 +15,14 @@ from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.remove import remove
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.under_way.runners import RUNNERS, Beat
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, history, horizon, keys
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo
+from ulid import ULID
 
 from tests.support.collecting import (
     AgingStore,
@@ -131,14 +134,14 @@ def test_a_half_removed_app_is_refused_to_those_who_would_make_or_run_one() -> N
 
 
 def test_a_runner_is_not_taken_by_surprise() -> None:
-    app = made()
-    now_ms = app.clock.now_ms + 2_000
-    with pytest.raises(
-        Refused, match=r"stage flights/carriers committed 2 s ago, by test:1: a runner holds it"
-    ) as refused:
-        gone(app, now_ms=now_ms)
+    store = AgingStore()
+    store.clock_ms = instants.now_ms()
+    app = made(store)
+    RUNNERS.put(store, Beat(str(ULID()), "host:1", {"carriers": 1}), "flights")
+    with pytest.raises(Refused, match="carriers of flights run, by host:1") as refused:
+        gone(app)
     assert "--fence" in refused.value.hint
-    assert gone(app, now_ms=now_ms, fence=True).contents.versions == 12
+    assert gone(app, fence=True).contents.versions == 12
 
 
 def test_a_runner_that_was_asleep_meanwhile_cannot_write() -> None:

@@ -6,6 +6,7 @@ import pytest
 from slackwater.errors import Refused
 from slackwater.operations.disaster_recovery.recover import recover
 from slackwater.snapshot.cut import replicas
+from slackwater.snapshot.under_way.exclusion import Intent, check_exclusion
 from slackwater.snapshot.verify.verify import verify
 
 from tests.models.profiles import crash_points
@@ -38,7 +39,7 @@ def check_not_half(app: FlightsApp, target: AgingStore) -> None:
     assert found is not None
     if found.state != "recovered":
         with pytest.raises(Refused, match="is a replica of"):
-            replicas.check_runs_here(target, app.name, "run")
+            check_exclusion(target, app.name, Intent.RUN)
 
 
 @pytest.mark.parametrize("reachable", [False, True])
@@ -51,7 +52,7 @@ def test_killed_at_any_request_it_is_not_half_there_and_the_same_call_finishes_i
         if not ended:
             check_not_half(app, target)
         call((app, target, kafka))
-        assert replicas.check_runs_here(target, app.name, "run") is not None
+        check_exclusion(target, app.name, Intent.RUN)
         check_books(target, app.name)
         other = goes_on(app, target, kafka)
         if not reachable:

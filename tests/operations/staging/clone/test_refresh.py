@@ -4,16 +4,19 @@ from itertools import count
 
 import pytest
 from msgspec.structs import replace
+from slackwater.common import instants
 from slackwater.errors import Refused, SlackwaterError
 from slackwater.operations.maintenance.removal import Removal
 from slackwater.operations.staging.clone import clone
 from slackwater.operations.staging.clone_plan import ClonePlan, Terms
 from slackwater.operations.staging.refresh import refresh
 from slackwater.snapshot.cut.stored import list_snapshots
+from slackwater.snapshot.under_way.runners import RUNNERS, Beat
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, keys
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Sink
+from ulid import ULID
 
 from tests.support.collecting import HOUR_MS, Killed, aging_app, keys_of, killed_at_each_request, store_of, wait
 from tests.support.histories import FlightsApp, flights
@@ -113,7 +116,7 @@ def test_killed_anywhere_the_same_call_goes_on_and_nothing_else_is_pinned() -> N
     [
         ("no clone", "is no clone"),
         ("deep", "has everything of its own"),
-        ("runs", "a runner holds it"),
+        ("runs", "legs of staging run, by host:1"),
         ("cloned", "lives from staging"),
         ("offsets", "topic 'corrected' holds"),
     ],
@@ -131,7 +134,8 @@ def test_what_cannot_be_made_anew_stays_as_it_is(spoil: str, words: str) -> None
             origin = replace(info.origin, root="", snapshot="")
             apps.create_app(app.store, replace(info, origin=origin))
         case "runs":
-            now_ms = FlightsApp(app.store, app.kafka, "staging", clock=app.clock).heads["legs"].time_ms
+            store_of(app).clock_ms = instants.now_ms()
+            RUNNERS.put(app.store, Beat(str(ULID()), "host:1", {"legs": 1}), "staging")
         case "cloned":
             clone(app.store, "staging", "second", channels=app.kafka, by="t", now_ms=app.clock.now_ms)
         case "offsets":
