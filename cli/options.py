@@ -1,12 +1,14 @@
 """Options and arguments that several verbs share, so that they are spelled and explained once."""
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import typer
 
+from ..common.parameters import kind_of, param_of
 from ..common.validation import program_file
 from ..errors import Usage
 
@@ -29,6 +31,22 @@ def option(metavar: str | None, explanation: str, default: Any = None, *, name: 
     """An option with a value; `name` where it is not its argument's, `more` as `typer.Option` has it."""
     names, is_shown = [name] if name else [], default not in (None, ..., "")
     return typer.Option(default, *names, metavar=metavar, help=explanation, show_default=is_shown, **more)
+
+
+def of_parameter(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return a declared parameter as an option of a verb; any other parameter as it is."""
+    if (param := param_of(parameter)) is None:
+        return parameter
+    kind, default = kind_of(parameter.annotation), parameter.default
+    parts = get_args(kind) or (kind,)
+    if kind is bool:
+        return parameter.replace(annotation=bool, default=flag(param.option or _dashed(parameter.name), param.help))
+    said = option(param.metavar, param.help, default, name=param.option)
+    return parameter.replace(annotation=str if str in parts else kind, default=said)
+
+
+def _dashed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 STORE = option("ROOT", "Store root: s3://bucket/prefix or a folder. Else SLACKWATER_STORE, else slackwater.toml.")

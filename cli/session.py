@@ -12,6 +12,7 @@ import typer
 
 from ..client.show.formats import store_flag
 from ..common import instants
+from ..common.parameters import param_of, parameters_of
 from ..errors import Protected, SlackwaterError, Usage
 from . import options
 from .groups import Either, Group, Verb
@@ -134,9 +135,9 @@ def verb(
 ) -> Callable[[Callable[..., None]], typer.Typer]:
     """Make a command of a function whose first parameter is its `Session`.
 
-    In place of that the command has the options that verbs share: --json, and --store and --kafka if it is to, and
-    --message where it `changes` something, which the log of operations tells, and --log-format where it `goes_on` for
-    long. Where a function has `yes_really`,
+    It has an option for each parameter of a declaration (`**options: Unpack[…]`). In place of the session it has the
+    options that verbs share: --json, and --store and --kafka if it is to, and --message where it `changes` something,
+    which the log of operations tells, and --log-format where it `goes_on` for long. Where a function has `yes_really`,
     and the app is protected, a person types its name when asked, and the function is called with it. The verb's
     help ends with the examples. `of` is the group that it belongs to, `whole` makes it what the group itself does;
     `name` is its name, where that is not the function's. Returns the typer app.
@@ -164,7 +165,8 @@ def verb(
                     body(session, **own | {"yes_really": session.asked_for_name(error)})
 
         keyword = inspect.Parameter.KEYWORD_ONLY
-        own = inspect.signature(body).parameters.values()
+        # What is declared comes first in the help.
+        own = map(options.of_parameter, sorted(parameters_of(body), key=lambda each: param_of(each) is None))
         parameters = [each.replace(kind=keyword) for each in own if each.name != "session"]
         if store:
             parameters.append(inspect.Parameter("store", keyword, default=options.STORE, annotation=str | None))

@@ -30,10 +30,11 @@ from ..snapshot.query.row_source import RowSource
 from ..snapshot.status import lag
 from ..snapshot.status.archives import archives_of
 from ..store.versions.apps import read_app
+from .declared.questions import When
 from .failover import AppFailover
 from .show import maintenance, rows
 from .show.shown import Result
-from .when import When, in_words
+from .when import in_words
 
 _NO_KEY: object = object()
 

@@ -12,9 +12,10 @@ from ..errors import NotFound
 from ..settings import load
 from ..store.versions.apps import folder_of, in_folder, list_apps, read_app
 from .backends import Backends, names_at, names_of_stage
+from .declared.questions import When
 from .show.document import Block, Title
 from .show.shown import Shown
-from .when import When, in_words
+from .when import in_words
 
 if TYPE_CHECKING:
     from ..operations.exchange.first_version import FirstVersion

@@ -18,12 +18,12 @@ from ..snapshot.change.first_versions import has_run
 from ..snapshot.take.waiting import asks_nobody
 from ..store.versions.apps import called, find_app, folder_of, in_folder
 from .backends import Backends
+from .declared.questions import When
 from .history import AppHistory
 from .show import maintenance
 from .show import snapshots as shown
 from .show.formats import store_flag
 from .show.shown import Result
-from .when import When
 
 if TYPE_CHECKING:
     from ..pipeline.kafka.channels import KafkaChannels

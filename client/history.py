@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 from ..common import instants
 from ..common.argument_types import checked_methods
@@ -15,7 +15,7 @@ from ..operations.repair.rejected_listing import RejectedRecords, rejected
 from ..snapshot.bisect.endpoints import BEGINNING
 from ..snapshot.bisect.flips import scan
 from ..snapshot.bisect.predicate import Predicate
-from ..snapshot.bisect.search import Edge, bisect
+from ..snapshot.bisect.search import bisect
 from ..snapshot.bisect.session import Asked, Function, Python
 from ..snapshot.bisect.verdict import Evaluation, Flips, Verdict
 from ..snapshot.cut.graph import Cut
@@ -42,21 +42,19 @@ from ..store.versions.apps import in_folder, read_app
 from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Manifest
 from .backends import Backends
-from .moment import Bisection, Moment, Tables
+from .declared.questions import ScanOptions, SearchOptions, When
+from .moment import Bisection, Moment
 from .replays import VERSIONS, cause_behind, check
-from .results import Difference, KeyHistory, Log
+from .results import KeyHistory, Log
 from .show import history, snapshots
 from .show.document import Block, Title
-from .show.shown import Result, Shown
+from .show.shown import Result
 from .status import stages, status, waiting_for
-from .when import When, in_words
-
-if TYPE_CHECKING:
-    import duckdb
+from .when import HasMoments, in_words
 
 
 @checked_methods
-class AppHistory(Shown):
+class AppHistory(HasMoments[Moment]):
     """The history of an app: read, searched, and pinned by snapshots. `StoredApp` has what changes an app.
 
     Whatever reads it raises `Corruption` when an object is not what a manifest promises, and `Unavailable` when the
@@ -74,19 +72,6 @@ class AppHistory(Shown):
         self.called = called or name
         """As it was asked for."""
         self._client = client
-
-    @property
-    def tables(self) -> Tables:
-        """The tables that there are now, and their columns; `at(…).tables` are those of another moment."""
-        return self.at().tables
-
-    def query(self, sql: str) -> "duckdb.DuckDBPyRelation":
-        """What DuckDB's SQL over the newest tables returns, as `Moment.query`; `at(…).query` asks another moment."""
-        return self.at().query(sql)
-
-    def get(self, table: str, key: object) -> dict[str, object] | None:
-        """The newest row of one key, as `Moment.get`; `at(…).get` asks another moment."""
-        return self.at().get(table, key)
 
     def status(self) -> Result:
         """How far each stage is, who runs it, and what its tables take; the lag of topics needs Kafka."""
@@ -286,13 +271,6 @@ class AppHistory(Shown):
         client.note_thinned(ref, found.thinned_out)
         return found
 
-    def diff(self, before: When, after: "When | Moment" = "now", *, table: str = "") -> Difference:
-        """The rows that differ between two moments, as `at` takes them and as `Moment.diff` finds them.
-
-        A moment of another app, such as a clone's, is given as a `Moment`.
-        """
-        return self.at(before).diff(after if isinstance(after, Moment) else self.at(after), table=table)
-
     def history(self, table: str, key: object, *, limit: int = 20) -> KeyHistory:
         """The newest `limit` changes (0 for all) of the row of one key, newest first, over the versions that are left.
 
@@ -329,32 +307,22 @@ class AppHistory(Shown):
     def bisect(
         self,
         *,
-        where: str = "",
-        check: str = "",
-        table: str = "",
         python: Function | None = None,
         run: str = "",
-        good: When | None = None,
-        bad: When | None = None,
-        edge: Edge = "",
         code: str | Path | Sequence[str | Path] | None = None,
         on_step: Callable[[Evaluation], None] | None = None,
+        **options: Unpack[SearchOptions],
     ) -> Bisection:
-        """Find the first commit, of any stage, at which something is wrong. One of four ways says what that is.
+        """Find the first commit, of any stage, at which something is wrong.
+
+        One of four ways says what that is: `where`, `check`, `python` or `run`. A condition may be over the rows of one
+        table, or their aggregates; one of `check` that is NULL holds.
 
         Args:
-            where: a query over the app's tables that returns rows when something is wrong; or a condition over the rows
-                of one table, or their aggregates, that is true then.
-            check: a condition in SQL that must hold: over the rows of one table or their aggregates, or as a SELECT.
-                One that is NULL holds.
-            table: the table that a condition is over, where its columns do not say.
             python: a function that gets a DuckDB connection with the tables as views, and returns whether the moment is
                 good. It may assert instead, and raise `unittest.SkipTest` where it cannot tell.
             run: a shell command that gets the moment as the DuckDB file `$SLACKWATER_DB`, and its ref as
                 `$SLACKWATER_REF`; it exits with 0 for good, 125 to skip, any other below 128 for bad.
-            good: a moment at which nothing is wrong, as `at` takes it; default `"beginning"`, before the first commit.
-            bad: a moment at which something is; default now.
-            edge: `first` or `last`: which change is meant, should the search meet several.
             code: the file of the program that ran: with it the commit is replayed, on a Spark of this machine, until
                 its cause is found (`Bisection.cause`), and the input record where that is one (`Bisection.record`).
                 With the file that ran before a deploy beside it, both are compared.
@@ -367,13 +335,14 @@ class AppHistory(Shown):
             Refused: nothing is wrong at `bad`, or something is at `good`; or `good` is not before `bad`.
             SlackwaterError: the function raised something, or the command stopped the search.
         """
-        client, predicate = self._client, self._predicate(where, check, table, python, run)
+        client, predicate = self._client, self._predicate(options, python, run)
         codes = [code] if isinstance(code, str | Path) else code
         if codes:
             for each in codes:
                 program_file(each)
             _ = client.known_channels("which have the records to replay")
-        verdict = self.search(predicate, good=self.whole_ref(good), bad=self.whole_ref(bad), edge=edge, on_step=on_step)
+        good, bad = self.whole_ref(options["good"]), self.whole_ref(options["bad"])
+        verdict = self.search(predicate, good=good, bad=bad, edge=options["edge"], on_step=on_step)
         good_moment = Moment(client, verdict.good_ref, verdict.good) if verdict.good_ref else None
         behind = cause_behind(client, verdict, codes or None)
         bad_moment = Moment(client, verdict.bad_ref, verdict.bad)
@@ -385,24 +354,16 @@ class AppHistory(Shown):
         reader = client.channels_of(self.name) if predicate.sql and predicate.channels else None
         return bisect(client.store, client.cache, self.name, predicate, reader=reader, **how)
 
-    def scan(
-        self,
-        *,
-        where: str = "",
-        check: str = "",
-        table: str = "",
-        good: When | None = None,
-        bad: When | None = None,
-    ) -> Flips:
+    def scan(self, **options: Unpack[ScanOptions]) -> Flips:
         """All versions at which a condition on single rows of one table went from good to bad or back.
 
-        Reads what versions wrote, once, and no version's whole state. The arguments are those of `bisect`: `where`
-        returns the wrong rows of one table, of which each is wrong or not by itself, and `check` must hold for each.
+        Reads what versions wrote, once, and no version's whole state. `where` returns the wrong rows of one table, of
+        which each is wrong or not by itself, and `check` must hold for each.
 
         Raises `Refused` where the condition is not one on single rows, or versions in between were thinned out, and
         what else `bisect` raises.
         """
-        return self.flips(self._predicate(where, check, table), self.whole_ref(good), self.whole_ref(bad))
+        return self.flips(self._predicate(options), self.whole_ref(options["good"]), self.whole_ref(options["bad"]))
 
     def flips(self, predicate: Predicate, good: str | None, bad: str | None) -> Flips:
         """What `scan` does, with any predicate, and whole refs for the ends."""
@@ -467,24 +428,22 @@ class AppHistory(Shown):
         if not dry_run:
             check_runs_here(self._client.store, self.name, what)
 
-    def _predicate(
-        self, where: str, check: str, table: str, python: Function | None = None, run: str = ""
-    ) -> Predicate:
+    def _predicate(self, options: ScanOptions, python: Function | None = None, run: str = "") -> Predicate:
         """What says whether a moment is bad. Raises `Usage` unless just one does, and `NotFound` for the table."""
+        asked = Asked(self.name, options["where"], options["check"], options["table"], run=run)
         if python is None:
-            asked = Asked(self.name, where=where, check=check, table=table, run=run)
             if not asked.by_hand:
                 return asked.predicate(self._client.store)
-        elif not (where or check or run):
+        elif asked.by_hand:
             return Python(getattr(python, "__name__", "function"), python)
         raise Usage("say what is wrong by one of where=, check=, python= and run=")
 
     def whole_ref(self, moment: When | None) -> str | None:
         """A moment, as `at` takes it, as a whole ref, by which a search names its ends; `beginning` is one, too.
 
-        Raises `Usage`.
+        None, where nothing says which. Raises `Usage`.
         """
-        return BEGINNING if moment == BEGINNING else None if moment is None else self._ref(moment)
+        return BEGINNING if moment == BEGINNING else self._ref(moment) if moment else None
 
     def _ref(self, moment: When, stage: str = "") -> str:
         text = in_words(moment)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Table
 from ..store.versions.side_tables import owner
 from .backends import Backends
+from .declared.questions import DiffOptions
 from .show.document import Block, TableBlock, Time, Title
 from .show.shown import Result, Shown
 
@@ -469,8 +470,8 @@ class Moment(Shown):
         effort = {"requests": counted.requests, "bytes": counted.bytes_read}
         return found, cut, effort | {"table_bytes": sum(sst.bytes for sst in manifest.ssts)}
 
-    def diff(self, other: Moment, *, table: str = "") -> Difference:
-        """What another moment has that this one has not (it was added), and the other way round; of one table, or all.
+    def diff(self, other: Moment, **options: Unpack[DiffOptions]) -> Difference:
+        """Compare with another moment, table by table: rows that it has and this one has not were added.
 
         The other may be one of another app. What both have is not read: the cost follows what was written since the two
         parted. Raises `NotFound` where neither has such a table.
@@ -479,7 +480,7 @@ class Moment(Shown):
         from .results import Difference
 
         one, two = (StoredCut(each._client.store, each.current()) for each in (self, other))
-        found = diff(self._client.cache, one, two, table=table)
+        found = diff(self._client.cache, one, two, **options)
         return Difference((self.ref, other.ref), (self.cut, other.cut), found)
 
     def inflight(self, channel: str) -> duckdb.DuckDBPyRelation:

@@ -10,9 +10,9 @@ from ..errors import Usage
 from ..operations.staging.promote import promote
 from ..store.versions.apps import folder_of
 from .clones import AppClones
+from .declared.questions import When
 from .show import snapshots
 from .show.shown import Result
-from .when import When
 
 if TYPE_CHECKING:
     from ..operations.program_changes.backfill import Backfilled

@@ -1,7 +1,9 @@
 """What is read over HTTP, a few lines a route: ask `client`, show what `client.show` makes of it."""
 
 from collections.abc import AsyncIterator
+from typing import Unpack
 
+from ..client.declared.questions import DiffOptions
 from ..client.show import history as shown
 from ..client.show import rows, values
 from ..client.show.shown import Result, fields
@@ -21,7 +23,6 @@ from .declare import (
     Sql,
     Stage,
     Table,
-    TableOrNone,
     Version,
     WaitMs,
     endpoint,
@@ -143,15 +144,15 @@ def diff(
     app: AppName,
     before: Moment,
     after: Moment = "now",
-    table: TableOrNone = "",
     before_stage: Stage = "",
     after_stage: Stage = "",
     limit: RowsOrAll = 0,
+    **options: Unpack[DiffOptions],
 ) -> Answer:
     """The rows that differ between two moments, of one table or of all; of each at most `limit`."""
-    asked.grant.check_table(table or "*")
+    asked.grant.check_table(options["table"] or "*")
     of = asked.app(app)
-    found = of.at(before, stage=before_stage).diff(of.at(after, stage=after_stage), table=table)
+    found = of.at(before, stage=before_stage).diff(of.at(after, stage=after_stage), **options)
     lengths = [len(each.changes) for each in found.found]
     shown_rows = sum(min(length, limit) if limit else length for length in lengths)
     return asked.document(shown.diff(found.refs, found.cuts, found.found, most=limit).data, rows=shown_rows)

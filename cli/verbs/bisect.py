@@ -1,10 +1,11 @@
 """`slackwater bisect`: find the commit, and its input, that made the state wrong."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import typer
 
+from ...client.declared.questions import ScanOptions
 from ...client.show import formats
 from ...client.show.shown import Result
 from ...errors import Usage
@@ -35,13 +36,8 @@ _REFS = argument("REF...", "The moments; `beginning` is before the first. Defaul
 def bisect(
     session: Session,
     app_name: str = argument("APP[/TABLE]", "The app; or the table that the condition is over."),
-    where: str = option("SQL", "What is wrong: a query that returns rows then, or a condition for rows.", ""),
-    check: str = option("CONDITION", "What must hold: a condition for rows, or a SELECT that returns it.", ""),
-    table: str = option("TABLE", "The table that the condition is over; as APP/TABLE says it.", ""),
     python: str = option("FILE:FUNCTION", "Gets a DuckDB connection with the tables; says if it is good.", ""),
     run: str = option("CMD", "Gets the moment as the file $SLACKWATER_DB; exits as git's run has it.", ""),
-    good: str = option("REF", "A moment at which nothing is wrong. Default: beginning, before the first commit.", ""),
-    bad: str = option("REF", "A moment at which something is. Default: now.", ""),
     first: bool = flag("--first", "The first change from good to bad, should there be several."),
     last: bool = flag("--last", "The last one."),
     scan: bool = flag("--scan", "List all changes; for a condition on the single rows of one table."),
@@ -52,6 +48,7 @@ def bisect(
     report: Path | None = option("FILE", "Write what was found as one .html file, without the values."),
     md: Path | None = option("FILE", "The same as .md, for a pull request."),
     show_values: bool = flag("--show-values", "Show keys, rows, payloads and literals in these files."),
+    **options: Unpack[ScanOptions],
 ) -> None:
     """Find the first commit at which something is wrong.
 
@@ -74,9 +71,9 @@ def bisect(
     if at:
         hint = f"write `slackwater bisect {app_name}`, and --good {ref} if that is where it was good"
         raise Usage(f"bisect takes APP or APP/TABLE, found the ref {ref!r}; --good and --bad take refs", hint=hint)
-    if named and table not in ("", named):
-        raise Usage(f"{ref} and --table {table} name two tables; give one of them")
-    table = table or named
+    if named and options["table"] not in ("", named):
+        raise Usage(f"{ref} and --table {options['table']} name two tables; give one of them")
+    options["table"] = options["table"] or named
     if every and no_replay:
         raise Usage("--all lists records that replays find, and --no-replay stops before them", hint="leave one out")
     if first and last:
@@ -85,7 +82,9 @@ def bisect(
         values.check_ending(out)
     reports = Reports(report, md, show_values)
     reports.check()
-    asked = Asked(app_name, where, check, table, python, run, good, bad, "first" if first else "last" if last else "")
+    typed: Any = options
+    edge: Literal["", "first", "last"] = "first" if first else "last" if last else ""
+    asked = Asked(app_name, python=python, run=run, edge=edge, **typed)
     if asked.by_hand:
         hint = f"give --where, --check, --python or --run; or look yourself: `slackwater bisect start {app_name}`"
         raise Usage("nothing says what is wrong", hint=hint)

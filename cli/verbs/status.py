@@ -3,8 +3,9 @@
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from ...client.declared.questions import DiffOptions
 from ...common.durations import HOUR_MS
 from ...errors import Usage
 from ..options import (
@@ -147,11 +148,11 @@ def diff(
     session: Session,
     before: str = argument("A", "A moment, as everywhere: app, app@name, app@-5m, app/stage@v42."),
     after: str = argument("B", "Another moment, of the same app or of another one."),
-    table: str = option("NAME", "Only this table.", ""),
     stat: bool = flag("--stat", "Only how many rows differ."),
     keys: bool = flag("--keys", "Only the keys of the rows that differ, not their values."),
     out: Path | None = option("FILE", "Write all rows that differ to a .parquet, .csv or .json file."),
     to: str | None = option("ROOT", "Store root of B. Default: A's."),
+    **options: Unpack[DiffOptions],
 ) -> None:
     """Show which rows differ between two moments.
 
@@ -175,7 +176,8 @@ def diff(
     (other, second), (one, first) = read(session.client.beside(to), after), read(session.client, before)
     # A stage without a table, or two of them, are a way to name moments.
     named = {first, second} & {*one.cut.tables, *other.cut.tables}
-    found = one.diff(other, table=table or (named.pop() if len(named) == 1 else ""))
+    options["table"] = options["table"] or (named.pop() if len(named) == 1 else "")
+    found = one.diff(other, **options)
     if out is not None:
         values.write(values.stacked(found.found), out)
     session.show(shown(found.refs, found.cuts, found.found, with_rows=not stat, with_values=not keys, out=out))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Unpack
 
 import msgspec
 import pyarrow as pa
 
 from ...common import instants
+from ...common.argument_types import checked_methods
 from ...common.learned import learned
 from ...errors import Refused, TooMuch
 from ...snapshot.cut.graph import Cut, Thinned
@@ -17,6 +18,7 @@ from ...snapshot.query.answers import as_relation
 from ...snapshot.query.columns import TableColumn
 from ...snapshot.verify.verify import Report
 from ...store.sst.arrow_types import python_rows
+from ..declared.questions import DiffOptions
 from ..moment import Tables
 from ..results import Difference, Verification
 from ..show.document import Block, TableBlock, Title
@@ -51,6 +53,7 @@ class Served(Shown):
             )
 
 
+@checked_methods
 class ServedMoment(Served):
     """A moment, as `Moment`: always the same versions, also where it was `now` when it was asked for."""
 
@@ -125,10 +128,10 @@ class ServedMoment(Served):
 
         return Verification(self._same(ask, lambda found: found.versions))
 
-    def diff(self, other: ServedMoment, *, table: str = "") -> Difference:
-        """What another moment of the app has that this one has not, as `Moment.diff`."""
+    def diff(self, other: ServedMoment, **options: Unpack[DiffOptions]) -> Difference:
+        """Compare with another moment of the app, as `Moment.diff`."""
         asked = {"before": self.when, "before_stage": self.stage, "after": other.when, "after_stage": other.stage}
-        found = self._http.json(("apps", self._app, "diff"), table=table, **asked)
+        found = self._http.json(("apps", self._app, "diff"), **asked, **options)
         tables = {**self.tables, **other.tables}
         cuts = Cut(self._app, {}), Cut(self._app, {})
         differing = [table_diff(each, tables[each["table"]]) for each in found["tables"]]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self, Unpack
 
 import msgspec
 
+from ...common.argument_types import checked_methods
 from ...common.learned import learned
 from ...operations.repair.rejected_listing import RejectedRecords
 from ...snapshot.cut.lineage import Lineage, Window
@@ -18,21 +19,18 @@ from ...snapshot.take.audit_log import Operation
 from ...snapshot.verify.verify import Report
 from ...store.objects.stats import Reads
 from ...store.sst.arrow_types import to_arrow
-from ..results import Difference, KeyHistory, Log
+from ..declared.questions import SearchOptions, When
+from ..results import KeyHistory, Log
 from ..show import history
 from ..show.document import Block, Title
 from ..show.shown import Result
-from ..when import When, in_words
+from ..when import HasMoments, in_words
 from .http import Http
 from .moment import MOST, Served, ServedMoment
 from .values import rows, text, typed
 
-if TYPE_CHECKING:
-    import duckdb
 
-    from ..moment import Tables
-
-
+@checked_methods
 class Server(Served):
     """A server of a store, and its apps. Threads may share it. `close` it, or use it in a `with`.
 
@@ -91,7 +89,8 @@ class Server(Served):
         return (Title(f"slackwater server {self.root}"),)
 
 
-class ServedApp(Served):
+@checked_methods
+class ServedApp(Served, HasMoments[ServedMoment]):
     """An app, as `AppHistory`."""
 
     absent = frozenset((
@@ -112,19 +111,6 @@ class ServedApp(Served):
 
     def _get(self, *path: str, kind: Any = Any, **asked: Any) -> Any:
         return self._http.json(("apps", self.name, *path), kind, **asked)
-
-    @property
-    def tables(self) -> Tables:
-        """The tables that there are now, and their columns."""
-        return self.at().tables
-
-    def query(self, sql: str) -> duckdb.DuckDBPyRelation:
-        """What a query of the newest tables returns, as `AppHistory.query`."""
-        return self.at().query(sql)
-
-    def get(self, table: str, key: object) -> dict[str, object] | None:
-        """The newest row of one key, as `AppHistory.get`."""
-        return self.at().get(table, key)
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
@@ -205,21 +191,15 @@ class ServedApp(Served):
     def bisect(
         self,
         *,
-        where: str = "",
-        check: str = "",
-        table: str = "",
-        good: str = "",
-        bad: str = "",
-        edge: str = "",
         on_step: Callable[[dict[str, Any]], None] = lambda _probe: None,
+        **options: Unpack[SearchOptions],
     ) -> dict[str, Any]:
         """What `slackwater bisect --json` gives, searched by the server; `on_step` is told of each moment looked at.
 
-        The arguments are those of `AppHistory.bisect`, with the same errors.
+        Raises as `AppHistory.bisect`.
         """
-        asked = {"where": where, "check": check, "table": table, "good": good, "bad": bad, "edge": edge}
         found: dict[str, Any] = {}
-        for name, data in self._http.events(("apps", self.name, "bisect"), **asked):
+        for name, data in self._http.events(("apps", self.name, "bisect"), **options):
             if name == "probe":
                 on_step(data)
             else:
@@ -236,10 +216,6 @@ class ServedApp(Served):
         asked = {"stage": stage, "version": version, "after": after}
         found: Lineage = self._get("lineage", kind=Lineage, **asked)
         return found
-
-    def diff(self, before: When, after: When | ServedMoment = "now", *, table: str = "") -> Difference:
-        """The rows that differ between two moments, as `AppHistory.diff`."""
-        return self.at(before).diff(after if isinstance(after, ServedMoment) else self.at(after), table=table)
 
     def history(self, table: str, key: object, *, limit: int = 20) -> KeyHistory:
         """The newest `limit` changes of the row of one key, as `AppHistory.history`; 10,000 at most."""

@@ -5,9 +5,10 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Unpack
 
 from ...client.app import StoredApp
+from ...client.declared.questions import SearchOptions
 from ...client.show.programs import replayed
 from ...client.show.shown import Result
 from ...client.show.status import verification
@@ -19,7 +20,7 @@ from ..declare import AppName, Deep, KeyOrNone, Limit, Message, Moment, Snapshot
 from ..errors import problem
 from ..service import Call, event
 from .finding import find, limited, probe, prove, run_again
-from .searching import SearchAsked
+from .searching import check_asked
 
 _log = logging.getLogger(__name__)
 _TAKEN_S = 30.0
@@ -34,21 +35,23 @@ def me(asked: Call) -> object:
     return {"name": grant.name} | may | {"hidden": grant.hidden}
 
 
-@endpoint("/apps/{app}/bisect", verb="bisect", methods=("POST",), streams=True, also=SearchAsked)
-async def bisect(asked: Call, app: AppName, limit: Limit = 1_000, **wrong: Any) -> AsyncIterator[bytes]:
+@endpoint("/apps/{app}/bisect", verb="bisect", methods=("POST",), streams=True)
+async def bisect(
+    asked: Call, app: AppName, limit: Limit = 1_000, **wrong: Unpack[SearchOptions]
+) -> AsyncIterator[bytes]:
     """Server-sent events: `probe` for each moment that is looked at, then `found`, the first bad commit, or `error`.
 
     What is found is the document of `slackwater bisect --json`, with at most `limit` rows and keys. Whoever goes away
     ends the search.
     """
     asked.grant.check_all_tables("a search through the commits of an app")
-    search = SearchAsked(**wrong)
+    check_asked(wrong)
     of = await asked.service.in_thread(lambda: asked.app(app))
     asked.service.check_not_busy()
-    return _events(asked, of, search, limit)
+    return _events(asked, of, wrong, limit)
 
 
-async def _events(asked: Call, of: StoredApp, wrong: SearchAsked, limit: int) -> AsyncIterator[bytes]:
+async def _events(asked: Call, of: StoredApp, wrong: SearchOptions, limit: int) -> AsyncIterator[bytes]:
     service, steps = asked.service, asyncio.Queue[Evaluation | None]()
     searching = asyncio.create_task(find(asked, of, wrong, steps.put_nowait))
     searching.add_done_callback(lambda _done: steps.put_nowait(None))

@@ -7,6 +7,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from ...client.app import StoredApp
+from ...client.declared.questions import SearchOptions
 from ...client.show import verdict as shown
 from ...errors import TooMuch
 from ...snapshot.bisect.causes import Behind
@@ -15,7 +16,7 @@ from ...snapshot.verify.verify import Report
 from ...store.versions.manifest import Table
 from ..service import Call
 from .replays import cause_of, replayed
-from .searching import SearchAsked, Searcher, SearchStopped
+from .searching import Searcher, SearchStopped, check_asked
 
 if TYPE_CHECKING:
     from ...operations.debugging.replay.compare import Comparison
@@ -31,11 +32,12 @@ class SearchFound:
     notes: tuple[str, ...]
 
 
-async def find(asked: Call, of: StoredApp, wrong: SearchAsked, on_step: Callable[[Evaluation], None]) -> SearchFound:
+async def find(asked: Call, of: StoredApp, wrong: SearchOptions, on_step: Callable[[Evaluation], None]) -> SearchFound:
     """Search, and replay the commit where the server has the program. Ends when it is cancelled.
 
-    Raises `TooOften` and `TooMuch`, and as `Searcher.search`.
+    Raises `TooOften` and `TooMuch`, and as `check_asked` and `Searcher.search`.
     """
+    check_asked(wrong)
     service, loop = asked.service, asyncio.get_running_loop()
     searcher = Searcher(service.statements, asked.bounds(of.name), service.options.sql_rows, asked.grant.name)
 

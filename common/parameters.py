@@ -1,0 +1,94 @@
+"""Parameters of questions and operations, declared once for Python, the command line, HTTP and agents.
+
+A declaration is a `TypedDict` whose fields are `Annotated[type, Param(help, …)]`. A function takes all of them as
+`**options: Unpack[DiffOptions]` (PEP 692): type checkers see them, and `parameters_of` lists them with their defaults.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import NoneType
+from typing import Annotated, Any, Unpack, get_args, get_origin, get_type_hints
+
+_OF_TYPE: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """Explain a parameter, and say how it is written."""
+
+    help: str
+    """A sentence, for the command line, the OpenAPI document, an agent and `help()`."""
+    default: Any = _OF_TYPE
+    """By default the empty value of its type: None where the type has it, `""`, False or `()`."""
+    metavar: str | None = None
+    """Its value in the help of a verb."""
+    option: str = ""
+    """Its name on the command line, such as `--all`, where that is not the parameter's."""
+    least_ms: int | None = None
+    """On the command line it is a span of time, of at least so many milliseconds; a bare number is seconds."""
+    pair: str = ""
+    """On the command line each item is a pair like `metavar`, such as this one."""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """Limits of values that come over HTTP, as `msgspec.Meta` takes them."""
+
+
+def param_of(parameter: inspect.Parameter) -> Param | None:
+    """Return how a declaration explains a parameter; None for a parameter that no declaration has."""
+    return next((each for each in get_args(parameter.annotation)[1:] if isinstance(each, Param)), None)
+
+
+def kind_of(annotation: Any) -> Any:
+    """Return the type alone, without explanations."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function; the fields of its declaration, `**options`, come before its own keywords."""
+    own = [*inspect.signature(function).parameters.values()]
+    annotation = own[-1].annotation if own else None
+    if isinstance(annotation, str) and annotation.startswith("Unpack["):
+        annotation = eval(annotation, function.__globals__)  # noqa: S307  as `typing.get_type_hints`
+    if get_origin(annotation) is not Unpack:
+        return own
+    keywords = [each for each in own[:-1] if each.kind is each.KEYWORD_ONLY]
+    return [*own[: len(own) - 1 - len(keywords)], *_fields(*get_args(annotation)), *keywords]
+
+
+def declared_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters that a function has from its declaration."""
+    return [each for each in parameters_of(function) if param_of(each) is not None]
+
+
+def explained(doc: str | None, declared: list[inspect.Parameter]) -> str | None:
+    """Return a docstring with the declared parameters among its `Args`."""
+    if not (doc and declared):
+        return doc
+    words = [(each.name, param_of(each)) for each in declared]
+    lines = [f"    {name}: {param.help}" for name, param in words if param is not None]
+    before, args, after = inspect.cleandoc(doc).partition("\nArgs:\n")
+    if args:
+        own, _, rest = after.partition("\n\n")
+        return "\n".join([f"{before}{args}{own.rstrip()}", *lines, *([f"\n{rest}"] if rest else [])])
+    sections = [at for name in ("Returns", "Raises") if (at := before.find(f"\n\n{name}:\n")) >= 0]
+    at = min(sections, default=len(before))
+    return "\n".join([f"{before[:at].rstrip()}\n\nArgs:", *lines]) + before[at:]
+
+
+def _fields(declaration: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(declaration, include_extras=True)
+    return [_field(name, annotation) for name, annotation in hints.items()]
+
+
+def _field(name: str, annotation: Any) -> inspect.Parameter:
+    found = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
+    param = param_of(found)
+    assert param is not None, f"{name} is declared without a Param"  # noqa: S101  a declaration of ours
+    return found.replace(default=_empty(kind_of(annotation)) if param.default is _OF_TYPE else param.default)
+
+
+def _empty(kind: Any) -> Any:
+    parts = get_args(kind) or (kind,)
+    if NoneType in parts:
+        return None
+    return "" if str in parts else {bool: False}.get(kind, ())
