@@ -123,6 +123,10 @@ def group(explanation: str = "", *examples: str) -> typer.Typer:
     return app
 
 
+_LAST = {"yes_really": 2, "dry_run": 3}
+"""Options that come last in the help of each verb that has them."""
+
+
 def verb(
     *examples: str,
     of: typer.Typer | None = None,
@@ -132,10 +136,12 @@ def verb(
     kafka: bool = False,
     changes: bool = False,
     goes_on: bool = False,
+    declared_first: bool = False,
 ) -> Callable[[Callable[..., None]], typer.Typer]:
     """Make a command of a function whose first parameter is its `Session`.
 
-    It has an option for each parameter of a declaration (`**options: Unpack[…]`). In place of the session it has the
+    It has an option for each parameter of a declaration (`**options: Unpack[…]`), in the help behind those of its own
+    unless they are to be `declared_first`. In place of the session it has the
     options that verbs share: --json, and --store and --kafka if it is to, and --message where it `changes` something,
     which the log of operations tells, and --log-format where it `goes_on` for long. Where a function has `yes_really`,
     and the app is protected, a person types its name when asked, and the function is called with it. The verb's
@@ -143,6 +149,10 @@ def verb(
     `name` is its name, where that is not the function's. Returns the typer app.
     """
     app = of or typer.Typer(add_completion=False)
+
+    def place(parameter: inspect.Parameter) -> int:
+        is_declared = param_of(parameter) is not None
+        return _LAST.get(parameter.name, int(is_declared != declared_first))
 
     def register(body: Callable[..., None]) -> typer.Typer:
         def command(
@@ -156,6 +166,7 @@ def verb(
         ) -> None:
             verb_begins()
             log_as(log_format)
+            own = {name: options.value_of(known[name], value) for name, value in own.items()}
             with closing(Session(store, kafka, message, as_json=as_json)) as session, session.recording():
                 try:
                     body(session, **own)
@@ -165,9 +176,9 @@ def verb(
                     body(session, **own | {"yes_really": session.asked_for_name(error)})
 
         keyword = inspect.Parameter.KEYWORD_ONLY
-        # What is declared comes first in the help.
-        own = map(options.of_parameter, sorted(parameters_of(body), key=lambda each: param_of(each) is None))
-        parameters = [each.replace(kind=keyword) for each in own if each.name != "session"]
+        known = {each.name: each for each in sorted(parameters_of(body), key=place)}
+        del known["session"]
+        parameters = [options.of_parameter(each).replace(kind=keyword) for each in known.values()]
         if store:
             parameters.append(inspect.Parameter("store", keyword, default=options.STORE, annotation=str | None))
         if kafka:

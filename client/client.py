@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import msgspec
 
@@ -12,6 +12,7 @@ from ..errors import NotFound
 from ..settings import load
 from ..store.versions.apps import folder_of, in_folder, list_apps, read_app
 from .backends import Backends, names_at, names_of_stage
+from .declared.operations import ExpiredOptions, TokenOptions
 from .declared.questions import When
 from .show.document import Block, Title
 from .show.shown import Shown
@@ -20,7 +21,7 @@ from .when import in_words
 if TYPE_CHECKING:
     from ..operations.exchange.first_version import FirstVersion
     from ..operations.exchange.initialise import Initialised, Loaded
-    from ..operations.maintenance.tokens import Token, Verb
+    from ..operations.maintenance.tokens import Token
     from .app import StoredApp
     from .moment import Moment
     from .show.shown import Result
@@ -117,9 +118,7 @@ class Client(Backends, Shown):
 
         return listed(self, source)
 
-    def remove_expired(
-        self, source: str = "", *, topics: bool = False, fence: bool = False, dry_run: bool = False
-    ) -> "Result":
+    def remove_expired(self, source: str = "", **options: Unpack[ExpiredOptions]) -> "Result":
         """Remove the clones under this root whose time to live is over, those of the app `source` or all.
 
         One that a runner holds stays without `fence`, and so does one that is protected, or that others live from; the
@@ -127,7 +126,7 @@ class Client(Backends, Shown):
         """
         from .clones import remove_expired
 
-        return remove_expired(self, source, topics=topics, fence=fence, dry_run=dry_run)
+        return remove_expired(self, source, options)
 
     def attach(
         self,
@@ -290,29 +289,12 @@ class Client(Backends, Shown):
 
         return digest(token)
 
-    def add_token(
-        self,
-        name: str,
-        apps: Sequence[str],
-        *,
-        tables: Sequence[str] = ("*",),
-        verbs: "Sequence[Verb]" = ("read",),
-        per_s: int = 0,
-        days: int = 0,
-        certificate: bool = False,
-        dry_run: bool = False,
-    ) -> "Result":
+    def add_token(self, name: str, apps: Sequence[str], **options: Unpack[TokenOptions]) -> "Result":
         """Make a token for `slackwater serve`; what is to be sent is told here, and kept nowhere.
 
         Args:
             name: what it is called.
             apps: what may be read; `"*"` for all.
-            tables: of these apps; `"*"` for all.
-            verbs: of `read`, `sql`, `bisect`, `snapshot`, and `values`, which agents are shown with it.
-            per_s: requests that each instance answers in a second; 0 for any number.
-            days: after which it ends; 0 for never.
-            certificate: instead of a token, whoever comes with a certificate of this common name.
-            dry_run: only look.
 
         Raises `Usage`, `NotFound` for an app, and `Refused` where there is one of that name.
         """
@@ -320,15 +302,8 @@ class Client(Backends, Shown):
         from ..operations.maintenance import tokens
         from .show.maintenance import token_added
 
-        how: dict[str, Any] = {
-            "per_s": per_s,
-            "days": days,
-            "certificate": certificate,
-            "by": self.by,
-            "now_ms": now_ms(),
-        }
-        made = tokens.add(self.store, name, apps_=apps, tables=tables, verbs=verbs, dry_run=dry_run, **how)
-        return token_added(*made, dry_run=dry_run)
+        how: Any = {**options, "by": self.by, "now_ms": now_ms()}
+        return token_added(*tokens.add(self.store, name, apps_=apps, **how), dry_run=options["dry_run"])
 
     def remove_token(self, name: str, *, dry_run: bool = False) -> "Result":
         """Remove a token: instances hear of it within five seconds. Raises `NotFound`."""

@@ -42,7 +42,7 @@ from ..store.versions.apps import in_folder, read_app
 from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Manifest
 from .backends import Backends
-from .declared.questions import ScanOptions, SearchOptions, When
+from .declared.questions import OperationsOptions, RejectedOptions, ScanOptions, SearchOptions, VerifyOptions, When
 from .moment import Bisection, Moment
 from .replays import VERSIONS, cause_behind, check
 from .results import KeyHistory, Log
@@ -222,15 +222,14 @@ class AppHistory(HasMoments[Moment]):
         """The stages now, with lag, watermarks and snapshots under way, or as they were at a moment; for machines."""
         return stages(self._client, self.name, moment.cut if moment is not None else None)
 
-    def operations(
-        self, limit: int = 20, *, by: str = "", verb: str = "", since: When = "", until: When = ""
-    ) -> Result:
+    def operations(self, limit: int = 20, **options: Unpack[OperationsOptions]) -> Result:
         """The newest `limit` things done to the app (0 for all), by whom and why. Of one that is gone, its end.
 
-        Only those `by` a user, or user@host, of a `verb`, and between two times, as `at` takes them. Raises `Usage` for
-        a time or a verb that is none, and `NotFound` where there is, and was, no such app.
+        Raises `Usage` for a time, as `at` takes them, or a verb that is none, and `NotFound` where there is, and was,
+        no such app.
         """
-        store, since_ms, until_ms = self._client.store, self._time_ms(since, 0), self._time_ms(until, sys.maxsize)
+        store, by, verb = self._client.store, options["by"], options["verb"]
+        since_ms, until_ms = self._time_ms(options["since"], 0), self._time_ms(options["until"], sys.maxsize)
 
         def is_meant(done: Operation) -> bool:
             is_theirs = (not verb or done.is_of(verb)) and (not by or done.is_by(by))
@@ -245,7 +244,7 @@ class AppHistory(HasMoments[Moment]):
             found = tuple(filter(is_meant, (removed.operation,)))  # its log is gone with it
         if verb and not found:
             check_verb(verb)
-        return history.operations(found, self.name, is_filtered=bool(by or verb or since or until))
+        return history.operations(found, self.name, is_filtered=any(options.values()))
 
     def _time_ms(self, time: When, default: int) -> int:
         """A time as a ref has it. Raises `Usage` where it is another moment."""
@@ -256,15 +255,17 @@ class AppHistory(HasMoments[Moment]):
             raise Usage(f"{time} is no time", hint="for example 2026-11-21T07:12, or -5m")
         return moment.time_ms
 
-    def verify(self, ref: str, *, deep: bool, on_progress: Callable[[str], None]) -> Report:
+    def verify(
+        self, ref: str, *, on_progress: Callable[[str], None] = lambda _line: None, **options: Unpack[VerifyOptions]
+    ) -> Report:
         """What `Moment.verify` does, for a whole ref, whose manifests may be damaged, too."""
         client, now_ms = self._client, instants.now_ms()
         found = verify(
             client.store,
             in_folder(client.store, ref),
             now_ms=now_ms,
-            deep=deep,
-            reader=client.channels_of(self.name) if deep else None,
+            deep=options["deep"],
+            reader=client.channels_of(self.name) if options["deep"] else None,
             topics=client.channels_where_needed(TOPICS_SAY, self.name),
             on_progress=on_progress,
         )
@@ -296,13 +297,13 @@ class AppHistory(HasMoments[Moment]):
         low = history_of.read(store, self.name, stage, after) if after else history_of.before(store, high)
         return trace(store, low, high)
 
-    def rejected(self, *, stage: str = "", limit: int = 50, every: bool = False) -> RejectedRecords:
-        """The newest `limit` records (0 for all) that stages, or one, rejected and that wait to be retried.
+    def rejected(self, *, limit: int = 50, **options: Unpack[RejectedOptions]) -> RejectedRecords:
+        """The newest `limit` records (0 for all) that stages rejected and that wait to be retried.
 
-        With `every`, also those that were retried. Raises `NotFound` for the stage.
+        Raises `NotFound` for the stage.
         """
         client, cut = self._client, Moment.around(self._client, self.name, "read").cut
-        return rejected(client.store, client.cache, cut, stage=stage, limit=limit, every=every)
+        return rejected(client.store, client.cache, cut, limit=limit, **options)
 
     def bisect(
         self,

@@ -34,7 +34,7 @@ from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Table
 from ..store.versions.side_tables import owner
 from .backends import Backends
-from .declared.questions import DiffOptions
+from .declared.questions import DiffOptions, VerifyOptions
 from .show.document import Block, TableBlock, Time, Title
 from .show.shown import Result, Shown
 
@@ -502,7 +502,7 @@ class Moment(Shown):
                 channel_tables(store, self.cut, channel, self._client.channels_of(self.cut.app))[channel]
             )
 
-    def verify(self, *, deep: bool = False) -> Verification:
+    def verify(self, **options: Unpack[VerifyOptions]) -> Verification:
         """Prove that the moment is consistent, complete and undamaged, from what is stored.
 
         With `deep`, every byte is read, the whole history, and what Kafka still has; else only manifests and sizes.
@@ -512,6 +512,7 @@ class Moment(Shown):
         from .results import Verification
 
         client, app = self._client, self.cut.app
+        deep = options["deep"]
         reader, topics = client.channels_of(app) if deep else None, client.channels_where_needed(TOPICS_SAY, app)
         return Verification(verify(client.store, self.cut, deep=deep, reader=reader, topics=topics))
 

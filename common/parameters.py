@@ -7,7 +7,7 @@ A declaration is a `TypedDict` whose fields are `Annotated[type, Param(help, …
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Unpack, get_args, get_origin, get_type_hints
 
 _OF_TYPE: Any = object()
@@ -19,18 +19,16 @@ class Param:
 
     help: str
     """A sentence, for the command line, the OpenAPI document, an agent and `help()`."""
+    metavar: str | None = None
+    """Its value in the help of a verb. Without one, `…_s` and `…_ms` are spans of time on the command line."""
     default: Any = _OF_TYPE
     """By default the empty value of its type: None where the type has it, `""`, False or `()`."""
-    metavar: str | None = None
-    """Its value in the help of a verb."""
     option: str = ""
-    """Its name on the command line, such as `--all`, where that is not the parameter's."""
-    least_ms: int | None = None
-    """On the command line it is a span of time, of at least so many milliseconds; a bare number is seconds."""
+    """Its name on the command line where that is not `--name`, without a unit, and `--topic` for several `topics`."""
     pair: str = ""
     """On the command line each item is a pair like `metavar`, such as this one."""
     limits: Mapping[str, Any] = field(default_factory=dict)
-    """Limits of values that come over HTTP, as `msgspec.Meta` takes them."""
+    """Limits of values that come over HTTP, as `msgspec.Meta` takes them; `each` has those of several."""
 
 
 def param_of(parameter: inspect.Parameter) -> Param | None:
@@ -41,6 +39,11 @@ def param_of(parameter: inspect.Parameter) -> Param | None:
 def kind_of(annotation: Any) -> Any:
     """Return the type alone, without explanations."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def parts_of(kind: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the only type."""
+    return get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -88,7 +91,7 @@ def _field(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def _empty(kind: Any) -> Any:
-    parts = get_args(kind) or (kind,)
+    parts = parts_of(kind)
     if NoneType in parts:
         return None
     return "" if str in parts else {bool: False}.get(kind, ())

@@ -8,13 +8,13 @@ is called; the same types are the OpenAPI document's.
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_origin
 
 import msgspec
 from msgspec import Meta
 
 from ..common.learned import learned
-from ..common.parameters import kind_of, param_of, parameters_of
+from ..common.parameters import kind_of, param_of, parameters_of, parts_of
 from ..common.validation import nearest
 from ..errors import Usage
 from ..operations.maintenance.tokens import Verb
@@ -46,20 +46,10 @@ Keys = Annotated[
 Key = Annotated[str, Meta(max_length=10_000, description="The key, as text; as of many keys.", examples=["UA"])]
 Version = Annotated[int, Meta(ge=0, le=1 << 53, description="Number of a version; 0 for the newest, or for none.")]
 Columns = Annotated[list[str], Meta(max_length=1_000, description="Only this column; several times for many.")]
-MinOffsets = Annotated[
-    list[Annotated[str, Meta(pattern=r"^[a-zA-Z0-9._-]{1,249}:[0-9]{1,6}:[0-9]{1,19}$")]],
-    Meta(
-        max_length=1_000,
-        description="`topic:partition:offset` of a record whose effect must be in the answer; several times for many.",
-        examples=[["orders:0:12672"]],
-    ),
-]
-WaitMs = Annotated[int, Meta(ge=0, le=60_000, description="How long to wait for `min_offsets`, in milliseconds.")]
 Limit = Annotated[int, Meta(ge=1, le=10_000, description="At most so many, the newest.")]
 RowsOrAll = Annotated[int, Meta(ge=0, le=1_000_000, description="At most so many rows of each table; 0 for all.")]
 Sql = Annotated[str, Meta(min_length=1, max_length=100_000, description="DuckDB's SQL; one statement, which reads.")]
 KeyOrNone = Annotated[str, Meta(max_length=10_000, description="Only this key, as text; without it, all of the batch.")]
-Deep = Annotated[bool, Meta(description="Read every byte that is stored: slow.")]
 SnapshotName = _text(rf"^({keys.NAME})?$", "What to call it; without it, the time.", "before-deploy")
 Message = Annotated[str, Meta(max_length=4_096, description="Why, for the log of operations.")]
 Format = Annotated[
@@ -155,8 +145,11 @@ def _over_http(parameter: inspect.Parameter) -> inspect.Parameter:
     if (param := param_of(parameter)) is None:
         return parameter
     kind = kind_of(parameter.annotation)
-    kind = str if str in get_args(kind) else kind
-    return parameter.replace(annotation=Annotated[kind, Meta(description=param.help, **param.limits)])
+    kind, limits = str if str in parts_of(kind) else kind, dict(param.limits)
+    if each := limits.pop("each", None):
+        item: Any = Annotated[str, Meta(**each)]
+        kind = list[item]
+    return parameter.replace(annotation=Annotated[kind, Meta(description=param.help, **limits)])
 
 
 def converted(found: Mapping[str, Any], asked: type[msgspec.Struct], what: str, hint: str) -> dict[str, Any]:
@@ -181,4 +174,4 @@ def _field(parameter: inspect.Parameter) -> Any:
 
 
 def _is_list(kind: Any) -> bool:
-    return get_origin(get_args(kind)[0] if get_origin(kind) is Annotated else kind) is list
+    return get_origin(kind_of(kind)) is list

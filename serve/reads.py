@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Unpack
 
-from ..client.declared.questions import DiffOptions
+from ..client.declared.questions import DiffOptions, MomentOptions
 from ..client.show import history as shown
 from ..client.show import rows, values
 from ..client.show.shown import Result, fields
@@ -17,14 +17,12 @@ from .declare import (
     Key,
     Keys,
     Limit,
-    MinOffsets,
     Moment,
     RowsOrAll,
     Sql,
     Stage,
     Table,
     Version,
-    WaitMs,
     endpoint,
 )
 from .service import ARROW, Answer, Call, arrow_bytes, event
@@ -38,13 +36,11 @@ async def get(
     table: Table,
     key: Keys,
     column: Columns = (),  # type: ignore[assignment]
-    stage: Stage = "",
-    min_offsets: MinOffsets = (),  # type: ignore[assignment]
-    wait_ms: WaitMs = 5_000,
     format: Format = "",  # noqa: A002  said as ?format=
+    **options: Unpack[MomentOptions],
 ) -> Answer:
     """Rows by key: in the order asked, null where there is none; with the version, its time, and what it has read."""
-    reading = await asked.moment(app, ref, stage, table=table, min_offsets=min_offsets, wait_ms=wait_ms)
+    reading = await asked.moment(app, ref, table=table, **options)
     about = reading.known(table)
     if about is None:
         about = await asked.service.in_thread(lambda: reading.about(table))
@@ -75,16 +71,9 @@ async def app(asked: Call, app: AppName) -> object:
 
 
 @endpoint("/apps/{app}/at/{ref}")
-async def moment(
-    asked: Call,
-    app: AppName,
-    ref: Moment,
-    stage: Stage = "",
-    min_offsets: MinOffsets = (),  # type: ignore[assignment]
-    wait_ms: WaitMs = 5_000,
-) -> Answer:
+async def moment(asked: Call, app: AppName, ref: Moment, **options: Unpack[MomentOptions]) -> Answer:
     """A moment: the version of each stage, its time, how far it has read, its tables, and what is `hidden`."""
-    reading = await asked.moment(app, ref, stage, min_offsets=min_offsets, wait_ms=wait_ms)
+    reading = await asked.moment(app, ref, **options)
     cut = reading.moment.cut
     etag = asked.etag(*(f"{name}.v{version}" for name, version in cut.versions.items()))
     if etag in asked.known_etags:
@@ -108,15 +97,15 @@ async def query(
     ref: Moment,
     sql: Sql,
     limit: Limit = 1_000,
-    stage: Stage = "",
-    min_offsets: MinOffsets = (),  # type: ignore[assignment]
-    wait_ms: WaitMs = 5_000,
     format: Format = "",  # noqa: A002  said as ?format=
+    **options: Unpack[MomentOptions],
 ) -> Answer:
     """What a query over the tables of a moment returns: at most `limit` rows; `cut_off` says whether there are more."""
-    reading = await asked.moment(app, ref, stage, min_offsets=min_offsets, wait_ms=wait_ms)
+    reading = await asked.moment(app, ref, **options)
     service = asked.service
-    found = await service.statements.answer(asked.question(reading, ref, stage, sql, limit), asked.grant.name)
+    found = await service.statements.answer(
+        asked.question(reading, ref, options["stage"], sql, limit), asked.grant.name
+    )
     fresh = await service.in_thread(reading.freshness)
     about = fresh | {"moments": found.others, "cut_off": found.is_cut_off, "notes": found.notes}
     table = found.table()

@@ -32,6 +32,7 @@ _REFS = argument("REF...", "The moments; `beginning` is before the first. Defaul
     of=words,
     whole=True,
     kafka=True,
+    declared_first=True,
 )
 def bisect(
     session: Session,

@@ -5,13 +5,14 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import typer
 
+from ...client.declared.operations import MigrateOptions
 from ...client.show import formats
 from ...errors import Usage
-from ..options import CONF, DRY_RUN, PY_FILES, STAGE, Many, argument, flag, option, pairs, program, span
+from ..options import CONF, DRY_RUN, PY_FILES, STAGE, Many, argument, flag, option, program, span
 from ..reporter import reporting
 from ..session import Session, verb
 
@@ -333,12 +334,6 @@ def migrate(
     session: Session,
     file: Path = argument("FILE", "Python file that declares the app, as it is to be from now on."),
     app_name: str | None = option("NAME", "Migrate this app, for example a clone.", name="--app"),
-    rename: Many = option(
-        "OLD=NEW", "A stored column has this name in the program; TABLE.OLD=NEW for one table. May be repeated."
-    ),
-    rename_stage: Many = option(
-        "OLD=NEW", "A stored stage has this name in the program: its table goes on under that. May be repeated."
-    ),
     backfill: bool = flag(
         "--backfill", "Compute what was added over the past too, from Kafka, beside the running app."
     ),
@@ -350,7 +345,7 @@ def migrate(
     ),
     conf: Many = CONF,
     py_files: Many = PY_FILES,
-    dry_run: bool = DRY_RUN,
+    **options: Unpack[MigrateOptions],
 ) -> None:
     """Have an app go on with a changed program and its stored state.
 
@@ -362,8 +357,6 @@ def migrate(
     """
     if since and not backfill:
         raise Usage("--from goes with --backfill")
-    renames = pairs("--rename", rename, "OLD=NEW", "delay=delay_min")
-    stages = pairs("--rename-stage", rename_stage, "OLD=NEW", "carriers=airlines")
     settings = session.settings
     by_settings = settings.run_options(None if settings.brokers else {})
     spark = master or ("local[*]" if backfill else "local[1]")
@@ -375,8 +368,8 @@ def migrate(
         from ...operations.program_changes.backfill import backfill_file
         from ...operations.program_changes.program import migrate_file
 
-        names: Any = {"app": app_name, "renames": renames, "stages": stages}
-        how: Any = {"options": run_options, "dry_run": dry_run, "news": reporter}
+        names: Any = {"app": app_name, "renames": options["rename"], "stages": options["rename_stage"]}
+        how: Any = {"options": run_options, "dry_run": options["dry_run"], "news": reporter}
         past = backfill_file(str(file), since=since, **names, **how) if backfill else None
         done = past.migrated if past is not None else migrate_file(str(file), **names, **how)
-    session.show(migrated(done, past, str(file), session.client.flags, dry_run=dry_run))
+    session.show(migrated(done, past, str(file), session.client.flags, dry_run=options["dry_run"]))

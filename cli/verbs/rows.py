@@ -2,10 +2,11 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Unpack
 
 import typer
 
+from ...client.declared.questions import RejectedOptions
 from ...client.show import formats
 from ...client.show.shown import Result
 from ...common.whole_file import ending_of
@@ -230,11 +231,10 @@ def export(
 def rejected(
     session: Session,
     app_name: str = APP,
-    stage: str | None = option("STAGE", "Only those of this stage."),
     limit: int = option("N", "Show this many; 0 for all.", 20, min=0),
-    every: bool = flag("--all", "Also those that were retried."),
     retry: bool = flag("--retry", "Have those that wait put through the current program."),
     dry_run: bool = DRY_RUN,
+    **options: Unpack[RejectedOptions],
 ) -> None:
     """Show the records that batches left out, each with its error.
 
@@ -247,8 +247,8 @@ def rejected(
         raise Usage("--dry-run goes with --retry")
     app = session.app(app_name)
     if retry:
-        session.show(app.retry(stage or "", dry_run=dry_run))
+        session.show(app.retry(options["stage"], dry_run=dry_run))
     else:
         from ...client.show.rows import rejected as shown
 
-        session.show(shown(app.rejected(stage=stage or "", limit=limit, every=every), limit))
+        session.show(shown(app.rejected(limit=limit, **options), limit))

@@ -18,7 +18,7 @@ from ...snapshot.query.answers import as_relation
 from ...snapshot.query.columns import TableColumn
 from ...snapshot.verify.verify import Report
 from ...store.sst.arrow_types import python_rows
-from ..declared.questions import DiffOptions
+from ..declared.questions import DiffOptions, VerifyOptions
 from ..moment import Tables
 from ..results import Difference, Verification
 from ..show.document import Block, TableBlock, Title
@@ -118,12 +118,11 @@ class ServedMoment(Served):
         )
         return found
 
-    def verify(self, *, deep: bool = False) -> Verification:
+    def verify(self, **options: Unpack[VerifyOptions]) -> Verification:
         """Prove the moment, as `Moment.verify`, where the store lies."""
 
         def ask() -> Report:
-            asked = {"deep": str(deep).lower(), "stage": self.stage}
-            found: Report = self._http.json((*self._path, "verify"), Report, **asked)
+            found: Report = self._http.json((*self._path, "verify"), Report, stage=self.stage, **options)
             return found
 
         return Verification(self._same(ask, lambda found: found.versions))

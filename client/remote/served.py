@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self, Unpack
 
 import msgspec
@@ -19,7 +19,7 @@ from ...snapshot.take.audit_log import Operation
 from ...snapshot.verify.verify import Report
 from ...store.objects.stats import Reads
 from ...store.sst.arrow_types import to_arrow
-from ..declared.questions import SearchOptions, When
+from ..declared.questions import MomentOptions, OperationsOptions, RejectedOptions, SearchOptions, VerifyOptions, When
 from ..results import KeyHistory, Log
 from ..show import history
 from ..show.document import Block, Title
@@ -120,22 +120,14 @@ class ServedApp(Served, HasMoments[ServedMoment]):
         )
         return taken
 
-    def at(
-        self,
-        moment: When = "now",
-        *,
-        stage: str = "",
-        min_offsets: Sequence[str] = (),
-        wait_ms: int = 5_000,
-    ) -> ServedMoment:
+    def at(self, moment: When = "now", **options: Unpack[MomentOptions]) -> ServedMoment:
         """A moment, as `AppHistory.at`; of `now` one that has read some records, `"topic:partition:offset"` each.
 
         Raises `Refused` where it has not within `wait_ms`; the error's `offsets` says how far it has.
         """
         when = in_words(moment)
-        asked = {"stage": stage, "min_offsets": list(min_offsets), "wait_ms": wait_ms}
-        found = self._get("at", when, **asked)
-        return ServedMoment(self._http, self.name, when, stage, found)
+        found = self._get("at", when, **options)
+        return ServedMoment(self._http, self.name, when, options["stage"], found)
 
     def log(self, limit: int = 20, *, stage: str = "") -> Log:
         """The newest `limit` commits, as `AppHistory.log`; 10,000 at most."""
@@ -156,26 +148,26 @@ class ServedApp(Served, HasMoments[ServedMoment]):
         found: dict[str, Any] = self._get("at", of.when, "stages", stage=of.stage)
         return found
 
-    def operations(self, limit: int = 20) -> Result:
+    def operations(self, limit: int = 20, **options: Unpack[OperationsOptions]) -> Result:
         """The newest `limit` things done to the app, by whom and why, as `AppHistory.operations`."""
-        found = self._get("operations", kind=tuple[Operation, ...], limit=limit or MOST)
-        return history.operations(found, self.name)
+        found = self._get("operations", kind=tuple[Operation, ...], limit=limit or MOST, **options)
+        return history.operations(found, self.name, is_filtered=any(options.values()))
 
-    def rejected(self, *, stage: str = "", limit: int = 50, every: bool = False) -> RejectedRecords:
+    def rejected(self, *, limit: int = 50, **options: Unpack[RejectedOptions]) -> RejectedRecords:
         """Records that stages rejected, newest first, as `AppHistory.rejected`."""
-        found = self._get("rejected", limit=limit or MOST, stage=stage, every=str(every).lower())
+        found = self._get("rejected", limit=limit or MOST, **options)
         for each in found["records"]:
             each.update({name: bytes.fromhex(each[name]) for name in ("key", "value") if each[name] is not None})
         whole: RejectedRecords = msgspec.convert(found, learned(RejectedRecords))
         return whole
 
     def verify(
-        self, ref: str, *, deep: bool = False, on_progress: Callable[[str], None] = lambda _line: None
+        self, ref: str, *, on_progress: Callable[[str], None] = lambda _line: None, **options: Unpack[VerifyOptions]
     ) -> Report:
         """What `ServedMoment.verify` does, for a whole ref, whose manifests may be damaged, too."""
         where, _, when = ref.partition("@")
-        asked = {"stage": where.partition("/")[2], "deep": str(deep).lower()}
-        found: Report = self._get("at", when or "now", "verify", kind=Report, **asked)
+        stage = where.partition("/")[2]
+        found: Report = self._get("at", when or "now", "verify", kind=Report, stage=stage, **options)
         return found
 
     def replay(self, stage: str, version: int, *, key: object = "", limit: int = 1_000) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Unpack
 
 from ...client.app import StoredApp
-from ...client.declared.questions import SearchOptions
+from ...client.declared.questions import SearchOptions, VerifyOptions
 from ...client.show.programs import replayed
 from ...client.show.shown import Result
 from ...client.show.status import verification
@@ -16,7 +16,7 @@ from ...errors import SlackwaterError
 from ...snapshot.bisect.verdict import Evaluation
 from ...snapshot.query.key_text import key_of
 from ...snapshot.take.audit_log import because
-from ..declare import AppName, Deep, KeyOrNone, Limit, Message, Moment, SnapshotName, Stage, Version, endpoint
+from ..declare import AppName, KeyOrNone, Limit, Message, Moment, SnapshotName, Stage, Version, endpoint
 from ..errors import problem
 from ..service import Call, event
 from .finding import find, limited, probe, prove, run_again
@@ -68,11 +68,11 @@ async def _events(asked: Call, of: StoredApp, wrong: SearchOptions, limit: int) 
 
 
 @endpoint("/apps/{app}/at/{ref}/verify", is_long=True)
-async def verify(asked: Call, app: AppName, ref: Moment, deep: Deep = False, stage: Stage = "") -> Result:
+async def verify(asked: Call, app: AppName, ref: Moment, stage: Stage = "", **options: Unpack[VerifyOptions]) -> Result:
     """Whether a moment is consistent, complete and undamaged, as far as what is stored proves it."""
     asked.grant.check_all_tables("a proof")
     of = await asked.service.in_thread(lambda: asked.app(app))
-    return verification(await prove(asked, of, ref, stage, deep=deep))
+    return verification(await prove(asked, of, ref, options, stage))
 
 
 @endpoint("/apps/{app}/replay", verb="bisect", methods=("POST",), is_long=True)

@@ -7,7 +7,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from ...client.app import StoredApp
-from ...client.declared.questions import SearchOptions
+from ...client.declared.questions import SearchOptions, VerifyOptions
 from ...client.show import verdict as shown
 from ...errors import TooMuch
 from ...snapshot.bisect.causes import Behind
@@ -66,9 +66,9 @@ async def prove(
     asked: Call,
     of: StoredApp,
     ref: str,
+    options: VerifyOptions,
     stage: str = "",
     *,
-    deep: bool,
     on_progress: Callable[[str], None] = lambda _line: None,
 ) -> Report:
     """What verifying a moment, or one of a stage, finds. Ends when it is cancelled.
@@ -85,7 +85,7 @@ async def prove(
     whole = f"{of.name}/{stage}@{ref}" if stage else f"{of.name}@{ref}"
     try:
         with asked.service.taking_long():
-            return await asked.service.in_thread(lambda: of.verify(whole, deep=deep, on_progress=told))
+            return await asked.service.in_thread(lambda: of.verify(whole, on_progress=told, **options))
     finally:
         stopped.set()
 

@@ -2,14 +2,14 @@
 
 from typing import Unpack
 
-from ...client.declared.questions import DiffOptions, SearchOptions
+from ...client.declared.questions import DiffOptions, SearchOptions, VerifyOptions
 from ...client.show import rows as shown_rows
 from ...client.show import values
 from ...snapshot.bisect.verdict import Evaluation
 from ...snapshot.query.columns import select
 from ...store.archive import index
 from ..acting.finding import find, prove, run_again
-from ..declare import AppName, Deep, KeyOrNone, Moment, Stage, Table
+from ..declare import AppName, KeyOrNone, Moment, Stage, Table
 from .answers import Document, Told, changes, commit, differing, key_change, time, verdict
 from .declared import (
     AppOrNone,
@@ -253,7 +253,7 @@ async def replay(
 
 
 @tool("Prove a moment", is_long=True)
-async def verify(call: ToolCall, app: AppName, ref: Moment = "now", deep: Deep = False) -> Told:
+async def verify(call: ToolCall, app: AppName, ref: Moment = "now", **options: Unpack[VerifyOptions]) -> Told:
     """Recomputes from what is stored whether a moment is consistent, complete and undamaged.
 
     For each channel sent = consumed + in flight, versions follow each other, objects are there. Use it to tell
@@ -262,7 +262,7 @@ async def verify(call: ToolCall, app: AppName, ref: Moment = "now", deep: Deep =
     asked = call.asked
     asked.grant.check_all_tables("a proof")
     of = await asked.service.in_thread(lambda: asked.app(app))
-    report = await prove(asked, of, ref, deep=deep, on_progress=lambda line: call.progress(0, 0, line))
+    report = await prove(asked, of, ref, options, on_progress=lambda line: call.progress(0, 0, line))
     wrong = [
         {"check": each.check, "subject": each.subject, "message": call.masking.mask.reason(each.message)}
         for each in report.differences

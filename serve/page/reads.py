@@ -1,11 +1,12 @@
 """What the page asks beside other clients: a timeline, first rows of a table, stages, what was left out, the cost."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import pyarrow as pa
 from msgspec import Meta
 
 from ...client import status
+from ...client.declared.questions import OperationsOptions, RejectedOptions
 from ...client.moment import Moment as StoredMoment
 from ...client.show import rows as shown
 from ...client.show import values
@@ -36,7 +37,6 @@ Against = Annotated[
         description="Another moment, as behind the @ of a ref, with which each row is compared; empty for none.",
     ),
 ]
-Every = Annotated[bool, Meta(description="Also records that were retried.")]
 
 
 @endpoint("/apps/{app}/timeline")
@@ -145,17 +145,17 @@ def _text(number: int | None) -> str | None:
 
 
 @endpoint("/apps/{app}/rejected")
-def rejected(asked: Call, app: AppName, limit: Limit = 50, stage: Stage = "", every: Every = False) -> Result:
+def rejected(asked: Call, app: AppName, limit: Limit = 50, **options: Unpack[RejectedOptions]) -> Result:
     """Records that stages rejected, newest first, and how many wait to be retried."""
     asked.grant.check_all_tables("what was rejected")
-    return shown.rejected(asked.app(app).rejected(stage=stage, limit=limit, every=every), limit)
+    return shown.rejected(asked.app(app).rejected(limit=limit, **options), limit)
 
 
 @endpoint("/apps/{app}/operations")
-def operations(asked: Call, app: AppName, limit: Limit = 50) -> Result:
+def operations(asked: Call, app: AppName, limit: Limit = 50, **options: Unpack[OperationsOptions]) -> Result:
     """What people did to the app, newest first: who, when, and why."""
     asked.grant.check_all_tables("the operations on an app")
-    return asked.app(app).operations(limit)
+    return asked.app(app).operations(limit, **options)
 
 
 @endpoint("/apps/{app}/cost")
