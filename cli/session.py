@@ -12,7 +12,7 @@ import typer
 
 from ..client.show.formats import store_flag
 from ..common import instants
-from ..common.parameters import param_of, parameters_of
+from ..common.parameters import declaration_of, param_of, parameters_of
 from ..errors import Protected, SlackwaterError, Usage
 from . import options
 from .groups import Either, Group, Verb
@@ -21,6 +21,7 @@ from .terminal import LogFormat, Printer, is_terminal, log_as
 
 if TYPE_CHECKING:
     from ..client import Client, StoredApp
+    from ..client.show.shown import Result
     from ..pipeline.run.stopping import Stop
     from ..settings import Settings
 
@@ -32,6 +33,10 @@ class Session(Printer):
         super().__init__(as_json=as_json)
         self.store_option = store
         self._kafka, self._message = kafka, message
+
+    def show(self, result: "Result") -> None:
+        """Show the result, with commands to type next that reach the same store. Raises as `Printer.show`."""
+        super().show(result.with_flags(store_flag(self.store_option)))
 
     def recording(self) -> AbstractContextManager[None]:
         """Inside, the log of operations gets the message with whatever is done. Raises `Usage` for one that is none."""
@@ -190,7 +195,7 @@ def verb(
                 inspect.Parameter("log_format", keyword, default=options.LOG_FORMAT, annotation=LogFormat)
             )
         parameters.append(inspect.Parameter("as_json", keyword, default=options.JSON, annotation=bool))
-        command.__doc__ = body.__doc__
+        command.__doc__ = body.__doc__ or declaration_of(body).__doc__
         command.__annotations__ = {each.name: each.annotation for each in parameters}
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         epilog = options.examples(*examples)

@@ -70,10 +70,7 @@ class StoredApp(AppFailover):
         return rows.retries(self.name, waiting, running, dry_run=dry_run)
 
     def rewind(self, to: When = "", **options: Unpack[RewindOptions]) -> Result:
-        """Take the app back to an earlier moment of its own: tables, offsets, and what was on the way, of all stages.
-
-        As new versions: the history stays, and what is undone is a snapshot's, which one more rewind goes back to. What
-        sinks were given since cannot be unsent, and comes once more.
+        """Take the app back.
 
         Args:
             to: the moment, as `at` takes it.
@@ -91,7 +88,7 @@ class StoredApp(AppFailover):
                 hint=f"{verb}@-1h, or another moment of it; or {verb} --before-deploy",
             )
         read_app(self._client.store, self.name)
-        self._check_allowed("to rewind it", options["yes_really"], dry_run=dry_run, here="a rewind")
+        self._check_allowed("to rewind it", options, here="a rewind")
         client, now_ms = self._client, instants.now_ms()
         channels = (
             None if keep_offsets else client.known_channels("which holds what is to be read once more", self.name)
@@ -109,13 +106,10 @@ class StoredApp(AppFailover):
             reader=channels or client.channels_of(self.name),
         )
         client.note_thinned(done.plan.ref, done.plan.to.thinned)
-        return maintenance.rewound(done, client.flags, dry_run=dry_run)
+        return maintenance.rewound(done, dry_run=dry_run)
 
     def reset(self, *topics: str, **options: Unpack[ResetOptions]) -> Result:
-        """Have the app read users' topics on from other offsets, at its next start. Its tables stay as they are.
-
-        As new versions, of all stages or none. What is read twice counts twice, and what is skipped never does: the
-        result says how much. A moment of before is a snapshot's, which a rewind goes back to.
+        """Have the app read users' topics on from other offsets, at its next start.
 
         Args:
             topics: `"flights"`, or `"flights:0,1"` for some of its partitions; by the names that the app declares.
@@ -126,8 +120,7 @@ class StoredApp(AppFailover):
             Refused: a runner has the app, the topic is one between its stages, or Kafka does not hold the offsets.
         """
         read_app(self._client.store, self.name)
-        dry_run = options["dry_run"]
-        self._check_allowed("to reset its offsets", options["yes_really"], dry_run=dry_run, here="a reset")
+        self._check_allowed("to reset its offsets", options, here="a reset")
         client, now_ms = self._client, instants.now_ms()
         text = in_words(options["to_datetime"])
         scenario = Scenario.of(
@@ -150,10 +143,10 @@ class StoredApp(AppFailover):
             by=client.by,
             now_ms=now_ms,
             fence=options["fence"],
-            dry_run=dry_run,
+            dry_run=options["dry_run"],
             reader=channels,
         )
-        return maintenance.reset(done, client.flags, dry_run=dry_run)
+        return maintenance.reset(done, dry_run=options["dry_run"])
 
     def edit(
         self,
@@ -164,9 +157,7 @@ class StoredApp(AppFailover):
         show_values: bool = True,
         **options: Unpack[EditOptions],
     ) -> Result:
-        """Change rows of a table by hand, as a version of its own; a runner that has the stage does it meanwhile.
-
-        Nothing is sent on for it: stages and sinks behind the table have what they were sent before.
+        """Change rows of a table.
 
         Args:
             table: the stage whose table it is.
@@ -180,8 +171,7 @@ class StoredApp(AppFailover):
             Refused: the table cannot be edited, the rows do not fit it, or the runner did not come to it; nothing was
                 changed then.
         """
-        dry_run = options["dry_run"]
-        self._check_allowed(f"to edit {table}", options["yes_really"], dry_run=dry_run, here="an edit")
+        self._check_allowed(f"to edit {table}", options, here="an edit")
         client, on_wait = self._client, "{} has it, and does it between two batches …"
         before = newest(client.store, self.name, table).stages[table]
         done = edit(
@@ -195,10 +185,10 @@ class StoredApp(AppFailover):
             by=client.by,
             patience_s=options["timeout_s"],
             again=options["again"],
-            dry_run=dry_run,
+            dry_run=options["dry_run"],
             on_wait=lambda runner: client.note(on_wait.format(runner)),
         )
-        return maintenance.edited(done, before, client.flags, with_values=show_values, dry_run=dry_run)
+        return maintenance.edited(done, before, with_values=show_values, dry_run=options["dry_run"])
 
     def forget(
         self,
@@ -223,8 +213,7 @@ class StoredApp(AppFailover):
                 app shares SSTs with one that it was cloned from; other keys are being forgotten; a snapshot, a clone,
                 an edit or a backfill is under way; a clone cannot be reached.
         """
-        dry_run = options["dry_run"]
-        self._check_allowed("to forget keys of it", options["yes_really"], dry_run=dry_run, here="forgetting")
+        self._check_allowed("to forget keys of it", options, here="forgetting")
         client = self._client
         done = forget_keys(
             client.store,
@@ -235,10 +224,10 @@ class StoredApp(AppFailover):
             kafka=client.channels(),
             declared=client.settings.declared_fields(options["fields"]),
             formats=StoredFormats(),
-            dry_run=dry_run,
+            dry_run=options["dry_run"],
             on_progress=on_progress,
         )
-        return maintenance.forgot(done, self.called, client.flags)
+        return maintenance.forgot(done, self.called, dry_run=options["dry_run"])
 
     def verify_forgotten(
         self,
@@ -263,7 +252,7 @@ class StoredApp(AppFailover):
             deep=options["deep"],
             on_progress=on_progress,
         )
-        return maintenance.looked(found, self.called, client.flags)
+        return maintenance.looked(found, self.called)
 
     def give_up_forgetting(self) -> Result:
         """End a `forget` that broke off, and whose keys nobody has any more. Raises `Refused` where none did."""
@@ -300,14 +289,14 @@ class StoredApp(AppFailover):
         Raises `NotFound` where there is none, and `Refused` where another stage reads what it sends.
         """
         client, group, dry_run = self._client, group_of(self.name, stage), options["dry_run"]
-        self._check_allowed(f"to retire {stage}", options["yes_really"], dry_run=dry_run, here="retiring a stage")
+        self._check_allowed(f"to retire {stage}", options, here="retiring a stage")
         done = retire(client.store, self.name, stage, by=client.by, now_ms=instants.now_ms(), dry_run=dry_run)
         try:
             if client.settings.brokers and not dry_run:
                 client.settings.open_kafka().delete_groups([group])  # its lag would only grow
         except Unavailable as error:
             client.note(f"the consumer group {group} is still there: {error.message}")
-        return maintenance.retired(done, client.flags, dry_run=dry_run)
+        return maintenance.retired(done, dry_run=dry_run)
 
     def compact(
         self,
@@ -328,7 +317,7 @@ class StoredApp(AppFailover):
         archives = partial(merge_archives, client.store, self.name, full=full, by=client.by, dry_run=dry_run)
         if dry_run:
             due = plan(client.store, self.name, tuple(stages), full=full)
-            return maintenance.to_compact(self.name, due, () if stages else archives())
+            return maintenance.to_compact(self.name, due, () if stages else archives(), dry_run=True)
         compactor = self.compactor(stages, options["threads"], Event())
         done = compactor.once(full=full, on_version=on_version)
         merged = () if stages else archives()

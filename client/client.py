@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -12,14 +13,12 @@ from ..errors import NotFound
 from ..settings import load
 from ..store.versions.apps import folder_of, in_folder, list_apps, read_app
 from .backends import Backends, names_at, names_of_stage
-from .declared.operations import ExpiredOptions, TokenOptions
-from .declared.questions import When
+from .declared.operations import ExpiredOptions, InitOptions, TokenOptions
 from .show.document import Block, Title
 from .show.shown import Shown
 from .when import in_words
 
 if TYPE_CHECKING:
-    from ..operations.exchange.first_version import FirstVersion
     from ..operations.exchange.initialise import Initialised, Loaded
     from ..operations.maintenance.tokens import Token
     from .app import StoredApp
@@ -63,7 +62,7 @@ class Client(Backends, Shown):
     _inner = frozenset((
         *("beside", "by", "cache", "called", "channels", "channels_of", "channels_of_clone", "channels_where_needed"),
         *("digest_of", "flags"),
-        *("initialise", "known_channels", "moment", "moment_of_table", "note", "note_thinned"),
+        *("known_channels", "moment", "moment_of_table", "note", "note_thinned"),
         *("on_behalf_of", "program_of"),
         *("settings", "store"),
     ))  # fmt: skip
@@ -203,10 +202,7 @@ class Client(Backends, Shown):
         """
         from .attaching import adopt, query_of
 
-        words = [
-            f"{topic}={msgspec.json.encode(dict(enumerate(at))).decode()}" for topic, at in (offsets or {}).items()
-        ]
-        query = query_of(str(checkpoint), str(code), stage, app, words, from_batch, attached)
+        query = query_of(str(checkpoint), str(code), stage, app, _offsets_in_words(offsets or {}), from_batch, attached)
         how: dict[str, Any] = {"master": master, "spark_conf": spark_conf, "dry_run": dry_run}
         return adopt(self, query, lambda _line: None, **how)
 
@@ -215,27 +211,19 @@ class Client(Backends, Shown):
         stage: str,
         file: str | Path = "",
         *,
-        sql: str = "",
         code: str | Path,
-        offsets: Mapping[str, str | Sequence[int]] | None = None,
-        at: When = "",
-        dry_run: bool = False,
+        offsets: Mapping[str, str | Sequence[int]] | Sequence[str] = (),
         on_progress: "Callable[[Loaded], None]" = lambda _so_far: None,
+        **options: Unpack[InitOptions],
     ) -> "Initialised":
-        """Begin a stage's table with rows from elsewhere: they become its version 1, and the first run goes on from it.
-
-        One commit: before it nobody sees anything, and a call that was interrupted is finished by the same call. The
-        app's other stages begin empty. Starts Spark, which knows the columns that the program declares.
+        """Begin a stage's table with rows from elsewhere. Starts Spark, which knows the columns of the program.
 
         Args:
             stage: `"app/stage"`.
             file: what DuckDB reads: Parquet, CSV or JSON, also as a pattern or a URL.
-            sql: a query that returns the rows, instead.
             code: the file of the program that declares the app.
             offsets: where the app begins to read topics: `"earliest"`, `"latest"`, or the offset of each partition;
-                default where the program says.
-            at: begin all other topics at their first record of this time.
-            dry_run: check everything and change nothing.
+                or in the words of the command line. Default where the program says.
             on_progress: told how far it is.
 
         Raises:
@@ -244,38 +232,18 @@ class Client(Backends, Shown):
             Refused: the stage has versions, or the rows are not the table's: columns, types, a null key, a key twice.
             Unavailable: the store or Kafka did not answer; the same call again finishes it.
         """
-        self.known_channels("from which the app goes on")
-        words = [
-            f"{topic}={where if isinstance(where, str) else msgspec.json.encode(dict(enumerate(where))).decode()}"
-            for topic, where in (offsets or {}).items()
-        ]
-        text = in_words(at)
-        return self.initialise(stage, str(file), sql, str(code), words, text, dry_run, on_progress)[0]
-
-    def initialise(
-        self,
-        stage: str,
-        file: str,
-        sql: str,
-        code: str,
-        offsets: Sequence[str],
-        at: str,
-        dry_run: bool,
-        on_progress: "Callable[[Loaded], None]",
-    ) -> "tuple[Initialised, FirstVersion]":
-        """What `init` does, with `offsets` in the words of the command line; and what the version has besides rows."""
+        kafka, at = self.known_channels("from which the app goes on").kafka, in_words(options["at"])
         # Spark's Python side takes a second or two.
         from ..operations.exchange.first_version import first_version_of
         from ..operations.exchange.initialise import initialise
         from ..snapshot.query.row_source import RowSource
 
         app, name = names_of_stage(stage)
-        rows, kafka = RowSource(file, sql), self.known_channels("from which the app goes on").kafka
-        first = first_version_of(code, app, name, self.store, kafka, offsets=offsets, at=at, by=self.by)
-        store, info, channels = self.store, first.info, first.channels
-        return initialise(
-            store, first.manifest, rows, info=info, channels=channels, dry_run=dry_run, on_progress=on_progress
-        ), first
+        rows, words = RowSource(str(file), options["sql"]), _offsets_in_words(offsets)
+        first = first_version_of(str(code), app, name, self.store, kafka, offsets=words, at=at, by=self.by)
+        how: Any = {"info": first.info, "channels": first.channels, "on_progress": on_progress}
+        done = initialise(self.store, first.manifest, rows, dry_run=options["dry_run"], **how)
+        return replace(done, others=first.others, starts=first.info.starts)
 
     def tokens(self) -> "tuple[Token, ...]":
         """What may be read over HTTP by whoever has a token. One listing, and a read for each."""
@@ -290,7 +258,7 @@ class Client(Backends, Shown):
         return digest(token)
 
     def add_token(self, name: str, apps: Sequence[str], **options: Unpack[TokenOptions]) -> "Result":
-        """Make a token for `slackwater serve`; what is to be sent is told here, and kept nowhere.
+        """Make a token for `slackwater serve`.
 
         Args:
             name: what it is called.
@@ -314,3 +282,13 @@ class Client(Backends, Shown):
 
     def _blocks(self) -> tuple[Block, ...]:
         return (Title(f"slackwater store {self.root}{' (closed)' if self._closed.is_set() else ''}"),)
+
+
+def _offsets_in_words(offsets: Mapping[str, Any] | Sequence[str]) -> list[str]:
+    """Return where topics begin as the command line says it: `TOPIC=earliest`, `TOPIC={"0":23}`."""
+    if not isinstance(offsets, Mapping):
+        return [*offsets]
+    return [
+        f"{topic}={at if isinstance(at, str) else msgspec.json.encode(dict(enumerate(at))).decode()}"
+        for topic, at in offsets.items()
+    ]

@@ -18,12 +18,18 @@ from ..snapshot.change.first_versions import has_run
 from ..snapshot.take.waiting import asks_nobody
 from ..store.versions.apps import called, find_app, folder_of, in_folder
 from .backends import Backends
-from .declared.operations import CloneOptions, ExpiredOptions, RefreshOptions, RemoveCloneOptions, RemoveOptions
+from .declared.operations import (
+    CloneOptions,
+    ExpiredOptions,
+    GuardedOptions,
+    RefreshOptions,
+    RemoveCloneOptions,
+    RemoveOptions,
+)
 from .declared.questions import When
 from .history import AppHistory
 from .show import maintenance
 from .show import snapshots as shown
-from .show.formats import store_flag
 from .show.shown import Result
 
 if TYPE_CHECKING:
@@ -46,9 +52,7 @@ class AppClones(AppHistory):
         ttl: str = "",
         **options: Unpack[CloneOptions],
     ) -> Self:
-        """Make a new app from a moment of this one: same state, same offsets, topics between stages of its own.
-
-        No state is copied, unless `deep` or `masks` say so. A call that was interrupted is finished by the same call.
+        """Make a new app from a moment of this one. State is copied only where `deep` or `masks` say so.
 
         Args:
             to: the new app's name.
@@ -100,12 +104,10 @@ class AppClones(AppHistory):
             )
         client.note_thinned(source, made.source.thinned)
         runs = made.done and has_run(target, made.info)
-        return shown.cloned(made, source, store_flag(store) or client.flags, runs=runs, dry_run=dry_run)
+        return shown.cloned(made, source, store, runs=runs, dry_run=dry_run)
 
     def refresh(self, *, on_progress: Progress = lambda _done, _all: None, **options: Unpack[RefreshOptions]) -> Result:
-        """Make this clone anew from its source's newest moment: same name, topics, sinks, masks, owner, time to live.
-
-        What it has done since is gone. With `fence` also when a runner holds it, which stops.
+        """Make this clone anew.
 
         Raises:
             NotFound: there is no such app.
@@ -113,7 +115,7 @@ class AppClones(AppHistory):
                 promotion, or it could not be made anew.
         """
         client, dry_run = self._client, options["dry_run"]
-        self._check_allowed("to make it anew", options["yes_really"], dry_run=dry_run, here="making it anew")
+        self._check_allowed("to make it anew", options, here="making it anew")
         # Of the clone itself, half may be gone: the source says what it is, and has the archive.
         made_from = origin_of(client.store, self.name)
         source = client.beside(made_from.root)
@@ -135,12 +137,10 @@ class AppClones(AppHistory):
             )
         origin, folder = done.info.origin, done.source.app
         name = called(client.store.at(origin.root if origin else "")).get(folder, folder)
-        return shown.refreshed(done, name, client.flags, dry_run=dry_run)
+        return shown.refreshed(done, name, dry_run=dry_run)
 
     def remove(self, **options: Unpack[RemoveOptions]) -> Result:
-        """Remove the app: its tables, its history, its snapshots. Nothing of it can be brought back.
-
-        Of a clone, the snapshot that kept what it shared goes with it.
+        """Remove the app. Of a clone, the snapshot that kept what it shared goes with it.
 
         Raises:
             Usage: nothing says where Kafka is, for `topics`.
@@ -149,7 +149,7 @@ class AppClones(AppHistory):
                 Kafka does not let topics be removed.
         """
         topics, dry_run = options["topics"], options["dry_run"]
-        self._check_allowed("to remove it", options["yes_really"], dry_run=dry_run)
+        self._check_allowed("to remove it", options)
         done = _removed(self._client, self.name, options, force=options["force"])
         return maintenance.removed(done, self.called, _groups(done.removal), topics=topics, dry_run=dry_run)
 
@@ -164,12 +164,12 @@ class AppClones(AppHistory):
             )
         return self.remove(**options)
 
-    def _check_allowed(self, what: str, typed: str, *, dry_run: bool, here: str = "") -> None:
+    def _check_allowed(self, what: str, options: GuardedOptions, here: str = "") -> None:
         """Raise `Protected`; and where it is done `here`, such as "a rewind", `Refused` as `_check_runs_here`."""
         if here:
-            self._check_runs_here(here, dry_run=dry_run)
-        if not dry_run:
-            protection.check(self._client.store, self.name, what, typed, self.called)
+            self._check_runs_here(here, dry_run=options["dry_run"])
+        if not options["dry_run"]:
+            protection.check(self._client.store, self.name, what, options["yes_really"], self.called)
 
 
 def listed(client: Backends, source: str) -> Result:

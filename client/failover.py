@@ -90,8 +90,6 @@ class AppFailover(AppReleases):
         """Make the app of this replica, the root of which was opened: it runs here from then on, in this Kafka.
 
         Each stage gets a version under the next epoch, with what the replica's cut has, and what was on the way then.
-        Where the app ran is told, and its writers are fenced, as far as that can be reached; and what it has committed
-        since is copied first. A call that was interrupted is finished by the same call.
 
         Args:
             offsets: where partitions are read on, `"TOPIC[0]"` as the app read them: for those who know.

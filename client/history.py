@@ -42,9 +42,17 @@ from ..store.versions.apps import in_folder, read_app
 from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Manifest
 from .backends import Backends
-from .declared.questions import OperationsOptions, RejectedOptions, ScanOptions, SearchOptions, VerifyOptions, When
+from .declared.questions import (
+    CheckOptions,
+    OperationsOptions,
+    RejectedOptions,
+    ScanOptions,
+    SearchOptions,
+    VerifyOptions,
+    When,
+)
 from .moment import Bisection, Moment
-from .replays import VERSIONS, cause_behind, check
+from .replays import cause_behind, check
 from .results import KeyHistory, Log
 from .show import history, snapshots
 from .show.document import Block, Title
@@ -54,7 +62,7 @@ from .when import HasMoments, in_words
 
 
 @checked_methods
-class AppHistory(HasMoments[Moment]):
+class AppHistory(HasMoments):
     """The history of an app: read, searched, and pinned by snapshots. `StoredApp` has what changes an app.
 
     Whatever reads it raises `Corruption` when an object is not what a manifest promises, and `Unavailable` when the
@@ -147,14 +155,17 @@ class AppHistory(HasMoments[Moment]):
             Refused: the name is taken, or records in flight are gone, or no stage of the app is left.
             Unavailable: a stage did not answer in time and is named.
         """
-        store, reader = self._client.store, self._client.channels_of(self.name)
-        instant = instant or asks_nobody(store, self.name)
-        self._check_runs_here("a snapshot by markers", dry_run=instant)
-        taken, _ = take(store, self.name, name, by=self._client.by, reader=reader, instant=instant, timeout_s=timeout_s)
-        return self.at(taken.name)
+        self.take(name, instant=instant, timeout_s=timeout_s)
+        return self.at(name)
 
     def take(
-        self, name: str, *, instant: bool, timeout_s: float, wait: bool, on_look: Callable[[SnapshotProgress], None]
+        self,
+        name: str,
+        *,
+        instant: bool,
+        timeout_s: float,
+        wait: bool = True,
+        on_look: Callable[[SnapshotProgress], None] = lambda _look: None,
     ) -> Result:
         """What `snapshot` does, telling how far it is; without `wait`, it is only asked for."""
         client, store, app, now_ms = self._client, self._client.store, self.name, instants.now_ms()
@@ -183,7 +194,7 @@ class AppHistory(HasMoments[Moment]):
         )
         if instant and reader is None and not already and not alone:
             client.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
-        return snapshots.taken(taken, client.flags, already=already)
+        return snapshots.taken(taken, already=already)
 
     def remove_snapshot(self, name: str, *, force: bool = False, dry_run: bool = False) -> Result:
         """Remove a snapshot, or withdraw the request for one; with `force` also one that a clone lives from.
@@ -374,38 +385,20 @@ class AppHistory(HasMoments[Moment]):
         self,
         code: str | Path,
         *,
-        stages: Sequence[str] = (),
-        versions: int = VERSIONS,
-        show_values: bool = False,
         on_progress: Callable[[str], None] = lambda _doing: None,
+        **options: Unpack[CheckOptions],
     ) -> Result:
-        """Whether a program is a function of its input: past versions are run again, on a Spark of this machine.
+        """Run past versions with the program of a file again; `failed` says whether anything differs.
 
-        Each in several ways: again, at another time, its records in another order and in more batches, on other
-        partitions. What differs is named, with its keys and the most likely reason; `failed` says whether anything
-        does. Nothing of the app is touched. Versions whose records Kafka does not have any more are passed over.
-
-        Args:
-            code: the file of the program.
-            stages: the stages to check; default all.
-            versions: how many of each stage, the newest that read records.
-            show_values: show the keys and rows that differ; else their types and lengths.
-            on_progress: told in words what goes on.
+        What differs is named with its keys and the most likely reason. Versions whose records Kafka does not have any
+        more are passed over. `on_progress` is told in words what goes on.
 
         Raises:
             Usage: nothing says where Kafka is; or the program declares something that cannot be.
             NotFound: there is no such file, stage or app.
             Refused: the program does not run, or there is nothing to run again.
         """
-        return check(
-            self._client,
-            code,
-            self.name,
-            stages=stages,
-            versions=versions,
-            show_values=show_values,
-            progress=on_progress,
-        )
+        return check(self._client, code, self.name, options, on_progress)
 
     def note_input_gone(self) -> None:
         """Tell of which versions Kafka does not hold the input any more, where it is known where Kafka is."""

@@ -119,10 +119,7 @@ class AppReleases(AppClones):
         on_progress: Callable[[str], None] = lambda _doing: None,
         **options: Unpack[TrialOptions],
     ) -> Result:
-        """Run a changed program over the input that the app read between two moments, and tell what is different.
-
-        In a clone, which goes again; it publishes nothing, and the app is only read. Starts Spark, with all cores of
-        this machine by default.
+        """Run a changed program over the input that the app read between two moments, on a Spark of this machine.
 
         A query of `allow` sees the differences of one table under its name, with its key, `change`, `before_…` and
         `after_…`, and returns keys. What is wrong with one is raised before anything runs, but for columns that only
@@ -177,7 +174,7 @@ class AppReleases(AppClones):
         if options["dry_run"]:
             plan_of(release, run_options)
             looked = self.migrate(code, rename=release.renames, rename_stage=release.stages, dry_run=True)
-            return programs.migrated(looked, None, str(code), client.flags, dry_run=True)
+            return programs.migrated(looked, None, str(code), dry_run=True)
         found = trial(release, run_options, client.cache, by=client.by, news=News(on_progress))
         if reports is not None:
             reports.put(client, trials.page(found, str(code), Mask(show_values)))
@@ -190,11 +187,7 @@ class AppReleases(AppClones):
         on_wait: Callable[[str], None] = lambda _what: None,
         **options: Unpack[PromoteOptions],
     ) -> Result:
-        """Give this app another one's name, its sinks, and the right to write to them: blue/green cut-over.
-
-        Waits until both stand at the same offsets of their topics, and holds both there for the moment that it takes.
-        A `read_committed` reader of a sink sees each row once. The other app is `NAME~1` from then on. A call that was
-        interrupted is finished by the same call.
+        """Give this app another one's name, its sinks, and the right to write to them.
 
         Args:
             over: the name that this app gets: of the app that it is a clone of, or that was cloned from it.
@@ -229,13 +222,13 @@ class AppReleases(AppClones):
             cache=client.cache,
             timeout_s=options["timeout_s"],
             dry_run=dry_run,
-            allowed=lambda: loser._check_allowed(what, options["yes_really"], dry_run=dry_run),
+            allowed=lambda: loser._check_allowed(what, options),
             on_wait=on_wait,
         )
         if done.idle:
             called = staging or f"{name}~1"
             client.note(f"note: nobody runs {name} or {called}: nothing is published until one of them is started")
-        return snapshots.promoted(done, client.flags, with_values=options["show_values"], dry_run=dry_run)
+        return snapshots.promoted(done, with_values=options["show_values"], dry_run=dry_run)
 
     def _run_options(
         self, master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]

@@ -1,7 +1,7 @@
 """Moments as Python says them: text, datetimes, dates, and spans back from now; what an app is asked by its moments."""
 
 from datetime import date, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..common.argument_types import checked_methods
 from ..common.durations import format_ms
@@ -27,44 +27,35 @@ def in_words(moment: When) -> str:
     return moment.isoformat() if isinstance(moment, datetime | date) else moment
 
 
-class ReadableMoment(Protocol):
-    """What the moments of a store and of a server have in common."""
-
-    @property
-    def tables(self) -> "Tables": ...  # noqa: D102
-    def query(self, sql: str, /) -> "duckdb.DuckDBPyRelation": ...  # noqa: D102
-    def get(self, table: str, key: object, /) -> dict[str, object] | None: ...  # noqa: D102
-    def diff(self, other: Any, /, **options: Unpack[DiffOptions]) -> "Difference": ...  # noqa: D102
-
-
-M = TypeVar("M", bound=ReadableMoment)
-
-
 @checked_methods
-class HasMoments(Shown, Generic[M]):
+class HasMoments(Shown):
     """An app of a store or of a server: what is asked of its newest moment, or of two of its moments."""
 
-    def at(self, moment: When = "now", *, stage: str = "") -> M:
+    def at(self, moment: When = "now", *, stage: str = "") -> Any:
         """Return a moment of the app."""
         raise NotImplementedError
 
     @property
     def tables(self) -> "Tables":
         """The tables that there are now, and their columns; `at(…).tables` are those of another moment."""
-        return self.at().tables
+        found: Tables = self.at().tables
+        return found
 
     def query(self, sql: str) -> "duckdb.DuckDBPyRelation":
         """Query the newest tables with DuckDB's SQL, as `Moment.query`; `at(…).query` asks another moment."""
-        return self.at().query(sql)
+        found: duckdb.DuckDBPyRelation = self.at().query(sql)
+        return found
 
     def get(self, table: str, key: object) -> dict[str, object] | None:
         """Return the newest row of one key, as `Moment.get`; `at(…).get` asks another moment."""
-        return self.at().get(table, key)
+        found: dict[str, object] | None = self.at().get(table, key)
+        return found
 
-    def diff(self, before: When, after: "When | M" = "now", **options: Unpack[DiffOptions]) -> "Difference":
+    def diff(self, before: When, after: When | Shown = "now", **options: Unpack[DiffOptions]) -> "Difference":
         """Compare two moments, as `at` takes them and as `Moment.diff` does.
 
         A moment of another app, such as a clone's, is given as a `Moment`.
         """
-        other = self.at(after) if isinstance(after, str | date | timedelta) else after
-        return self.at(before).diff(other, **options)
+        other = after if isinstance(after, Shown) else self.at(after)
+        found: Difference = self.at(before).diff(other, **options)
+        return found

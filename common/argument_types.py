@@ -82,7 +82,7 @@ def checked(function: F, *, declares: bool = True) -> F:
         return made
 
     if declared:
-        call.__doc__, call.__signature__ = explained(function.__doc__, declared), signature  # type: ignore[attr-defined]
+        call.__doc__, call.__signature__ = explained(function), signature  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
 
 

@@ -46,41 +46,44 @@ def parts_of(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
 
-def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of a function; the fields of its declaration, `**options`, come before its own keywords."""
+def declaration_of(function: Callable[..., Any]) -> Any:
+    """Return the declaration that a function takes as `**options: Unpack[…]`; None where it takes none."""
     own = [*inspect.signature(function).parameters.values()]
     annotation = own[-1].annotation if own else None
     if isinstance(annotation, str) and annotation.startswith("Unpack["):
         annotation = eval(annotation, function.__globals__)  # noqa: S307  as `typing.get_type_hints`
-    if get_origin(annotation) is not Unpack:
-        return own
-    keywords = [each for each in own[:-1] if each.kind is each.KEYWORD_ONLY]
-    return [*own[: len(own) - 1 - len(keywords)], *_fields(*get_args(annotation)), *keywords]
+    return get_args(annotation)[0] if get_origin(annotation) is Unpack else None
 
 
 def declared_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters that a function has from its declaration."""
-    return [each for each in parameters_of(function) if param_of(each) is not None]
-
-
-def explained(doc: str | None, declared: list[inspect.Parameter]) -> str | None:
-    """Return a docstring with the declared parameters among its `Args`."""
-    if not (doc and declared):
-        return doc
-    words = [(each.name, param_of(each)) for each in declared]
-    lines = [f"    {name}: {param.help}" for name, param in words if param is not None]
-    before, args, after = inspect.cleandoc(doc).partition("\nArgs:\n")
-    if args:
-        own, _, rest = after.partition("\n\n")
-        return "\n".join([f"{before}{args}{own.rstrip()}", *lines, *([f"\n{rest}"] if rest else [])])
-    sections = [at for name in ("Returns", "Raises") if (at := before.find(f"\n\n{name}:\n")) >= 0]
-    at = min(sections, default=len(before))
-    return "\n".join([f"{before[:at].rstrip()}\n\nArgs:", *lines]) + before[at:]
-
-
-def _fields(declaration: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(declaration, include_extras=True)
+    """Return the parameters that a function has from its declaration, with their defaults."""
+    declaration = declaration_of(function)
+    hints = get_type_hints(declaration, include_extras=True) if declaration is not None else {}
     return [_field(name, annotation) for name, annotation in hints.items()]
+
+
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function; those of its declaration come before its own keywords."""
+    own = [*inspect.signature(function).parameters.values()]
+    if declaration_of(function) is None:
+        return own
+    keywords = [each for each in own[:-1] if each.kind is each.KEYWORD_ONLY]
+    return [*own[: len(own) - 1 - len(keywords)], *declared_of(function), *keywords]
+
+
+def explained(function: Callable[..., Any]) -> str:
+    """Return the docstring of a function with what its declaration says: in several paragraphs, and of parameters."""
+    first, _, rest = inspect.cleandoc(function.__doc__ or "").partition("\n\n")
+    said = inspect.cleandoc(declaration_of(function).__doc__ or "")
+    params = [(each.name, param_of(each)) for each in declared_of(function)]
+    args = "\n".join(f"    {name}: {param.help}" for name, param in params if param is not None)
+    rest = f"\n\n{rest}" if rest else ""
+    if "\n\nArgs:\n" in rest:
+        rest = rest.replace("\n\nArgs:\n", f"\n\nArgs:\n{args}\n", 1)
+    else:
+        at = min((at for name in ("Returns", "Raises") if (at := rest.find(f"\n\n{name}:\n")) >= 0), default=len(rest))
+        rest = f"{rest[:at]}\n\nArgs:\n{args}{rest[at:]}"
+    return f"{first}\n\n{said}{rest}" if "\n\n" in said else first + rest
 
 
 def _field(name: str, annotation: Any) -> inspect.Parameter:

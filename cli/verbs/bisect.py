@@ -218,7 +218,7 @@ def _go_on(
         else:
             session.note(f"note: {why}, and {out} is not written")
     clone = clone_name(client, verdict)
-    session.show(shown.verdict(verdict, behind, out, edge, clone, client.flags, every=every))
+    session.show(shown.verdict(verdict, behind, out, edge, clone, every=every))
     if reports is not None:
         reports.write(client, verdict, behind)
     if verdict.candidates:

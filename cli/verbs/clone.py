@@ -39,14 +39,6 @@ def clone(
     dry_run: bool = DRY_RUN,
     **options: Unpack[CloneOptions],
 ) -> None:
-    """Make a new app from a moment of another one.
-
-    The clone has the source's state, its offsets, and the records that were on the way between its stages. No
-    state is copied, however large: the clone points at the source's SSTs, and a snapshot of the source
-    keeps them. The clone has repartition topics of its own and never writes to the source's. It publishes
-    nothing unless --sink says where to. An interrupted clone is finished by the same command, and is there for nobody
-    before. --store is where the source is, --to where the clone goes.
-    """
     try:
         with session.progress() as progress:
             on_progress, app = _copying(progress, name), session.app(source)
@@ -80,11 +72,6 @@ def refresh(
     name: str = _CLONE,
     **options: Unpack[RefreshOptions],
 ) -> None:
-    """Make a clone anew from the newest moment of its source.
-
-    It keeps its name, topics, sinks, masks, owner, reason and time to live, which begins again. What it has done since
-    is gone. Whatever interrupts it, the same command goes on with it.
-    """
     with session.progress() as progress:
         done = session.app(name).refresh(on_progress=_copying(progress, name), **options)
     session.show(done)

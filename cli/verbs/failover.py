@@ -106,13 +106,6 @@ def recover(
     dry_run: bool = DRY_RUN,
     **options: Unpack[FailoverOptions],
 ) -> None:
-    """Make an app of its replica, ready to run where that lies.
-
-    Where the app ran is fenced, as far as it can be reached: its runner stops, and what it had committed since is
-    copied. What was on the way between stages is carried into topics of this Kafka, and topics are read on where the
-    app stood; in a mirror with other offsets by the records that it had read last. Says what is lost, in seconds and
-    offsets. An interrupted recovery is finished by the same command, and nobody can run the app before.
-    """
     from ...client.searches import Reports
 
     if (keep or report is not None or md is not None) and not drill:

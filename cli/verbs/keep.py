@@ -47,12 +47,6 @@ def rewind(
     to: str = argument("APP[@REF]", "The app, and the moment to take it back to."),
     **options: Unpack[RewindOptions],
 ) -> None:
-    """Take an app back to an earlier moment of its own.
-
-    Tables, offsets, and what was on the way between stages become what they were, of all stages or of none, as new
-    versions: the history stays, and what is undone keeps a name, to which one more rewind leads. The next run
-    reads on from there. Rows that sinks were given since cannot be unsent, and come once more; --dry-run says which.
-    """
     app, ref = session.app(to), to if "@" in to or "/" in to else ""
     session.show(app.rewind(ref, **options))
 
@@ -71,12 +65,6 @@ def reset(
     topic: Many = option("NAME[:0,1]", "A topic that the app reads, or some of its partitions; may be repeated."),
     **options: Unpack[ResetOptions],
 ) -> None:
-    """Have an app read topics of yours on from other offsets.
-
-    In the words of kafka-consumer-groups --reset-offsets; a new version of each stage says it, and the next run reads
-    on from there. Tables stay: what is read twice counts twice, and what is skipped never does. --dry-run says how
-    much that is. To take the tables back as well, rewind the app.
-    """
     session.show(session.app(app_name).reset(*(topic or ()), **options))
 
 
@@ -93,12 +81,6 @@ def promote(
     over: str = option("APP", "The app over which it is promoted.", ...),
     **options: Unpack[PromoteOptions],
 ) -> None:
-    """Give an app's name and sinks to a clone: blue/green cut-over.
-
-    Waits until both stand at the same offsets of their topics, and holds them there for a moment. What comes after goes
-    to the sinks from the clone: a read_committed reader sees each row once. The app that had the name stays, as
-    APP~1, and stops. An interrupted promotion is finished by the same command.
-    """
     with session.progress() as progress:
         if bool(staging) == options["back"]:
             raise Usage("give either STAGING or --back: who gets the name is an app, or the one that had it before")
@@ -124,12 +106,6 @@ def edit(
     hide_values: bool = flag("--hide-values", "Say how many rows change, and no values."),
     **options: Unpack[EditOptions],
 ) -> None:
-    """Change rows of a table by hand.
-
-    The change is a version of its own, which log, history and bisect tell of. It is shown key by key, as it would be
-    with --dry-run. While the app runs, its runner does it between two batches, so none works on rows of before; else
-    this command does. Nothing is sent on for it. An interrupted edit is finished by the same command, and done once.
-    """
     app, name = session.table(table_name)
     session.show(app.edit(name, sql, rows=rows or "", show_values=not hide_values, **options))
 
@@ -182,11 +158,6 @@ def compact(
     every: int = span("How often --watch looks. Default: 5s.", 5000, least_ms=100, bare_seconds=True),
     **options: Unpack[CompactOptions],
 ) -> None:
-    """Merge the SSTs of an app's tables, as each table's policy says.
-
-    What is merged is committed as versions of their own, which change no row. The app may run meanwhile; when a batch
-    is committed first, the result is put into the version after it. This process gives way to others on the machine.
-    """
     from ...client.show.maintenance import compacted_line
 
     if watch and (options["full"] or options["dry_run"]):
@@ -237,12 +208,6 @@ def gc(
     dry_run: bool = DRY_RUN,
     **rules: Unpack[RetentionOptions],
 ) -> None:
-    """Delete versions that retention lets go, and unnamed objects.
-
-    The rules are in slackwater.toml, under [retention]; an option here takes the place of the rule of its name.
-    Each rule keeps something, what no rule keeps goes, and without any rule the whole history stays. Snapshots,
-    clones, and what a stage has not read yet always stay. The app may run meanwhile.
-    """
     session.show(session.app(app_name).gc(margin_ms=margin, explained=explain or "", dry_run=dry_run, **rules))
 
 
@@ -261,11 +226,6 @@ def rm(
     app_name: str = APP,
     **options: Unpack[RemoveOptions],
 ) -> None:
-    """Remove an app: its tables, its history, its snapshots.
-
-    Nothing of it can be brought back. It is refused while a clone lives from it. Whatever interrupts it, the same
-    command finishes it; the name is free after that. Topics of yours are never touched.
-    """
     session.show(session.app(app_name).remove(**options))
 
 
@@ -333,14 +293,6 @@ def forget(
     give_up: bool = flag("--give-up", "Instead, end a forget that broke off and whose keys nobody has any more."),
     **options: Unpack[ForgetOptions],
 ) -> None:
-    """Take keys out of all that an app has stored (GDPR erasure).
-
-    Out of the newest version and of every kept one, of snapshots, records in flight, rejected records and the input
-    archive, and of clones: SSTs are written anew without them, and versions are read with these. A record goes where a
-    field that leads to the key equals it. No tombstone stays, and nothing says which keys they were. The app may run
-    meanwhile. --dry-run lists what goes, by topic and field; what is out of reach, and what cannot be told, is listed,
-    too. An interrupted forget is finished by the same command.
-    """
     app, asked = session.app(where), keys_asked(where, words, key or [], options["files"])
     if give_up:
         if asked or options["files"]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import typer
 
-from ...client.declared.operations import MigrateOptions
+from ...client.declared.operations import InitOptions, MigrateOptions
 from ...client.show import formats
 from ...errors import Usage
 from ..options import CONF, DRY_RUN, PY_FILES, STAGE, Many, argument, flag, option, program, span
@@ -282,7 +282,6 @@ def init(
     session: Session,
     stage: str = STAGE,
     file: str = argument("FILE", "Rows that DuckDB reads: Parquet, CSV or JSON; a pattern or URL, too.", ""),
-    sql: str = option("SQL", "A query that returns the rows, in the place of FILE.", ""),
     code: Path | None = program("The program that declares the app."),
     offsets: list[str] = option(
         "TOPIC=WHERE",
@@ -290,15 +289,8 @@ def init(
         "be repeated. Default: as the program says.",
         [],
     ),
-    at: str = option("TIME", "Begin all other topics at their first record of this time (2026-11-21T07:12Z, -5m).", ""),
-    dry_run: bool = DRY_RUN,
+    **options: Unpack[InitOptions],
 ) -> None:
-    """Begin a stage's table with rows from elsewhere, its version 1.
-
-    The rows have the columns that the program declares, and one row of each key; otherwise nothing is changed. One
-    commit: before it nobody sees anything, and a call that was interrupted is made good by the same call. The first
-    `slackwater run` goes on from it; the app's other stages begin empty, at these offsets or where the program says.
-    """
     from ...client.show.programs import initialised
 
     app, _ = session.stage(stage)
@@ -317,8 +309,9 @@ def init(
                 wrote = f"{formats.bar(so_far.rows, so_far.read)}  wrote {so_far.rows:,} of {so_far.read:,} rows"
                 progress(line, wrote if so_far.rows else f"read {rows}")
 
-        done, first = session.client.initialise(stage, file, sql, program, offsets, at, dry_run, on_progress)
-    session.show(initialised(done, first, program, dry_run=dry_run))
+        how: Any = {"offsets": offsets or (), "on_progress": on_progress, **options}
+        done = session.client.init(stage, file, code=program, **how)
+    session.show(initialised(done, program, dry_run=options["dry_run"]))
 
 
 @verb(
@@ -372,4 +365,4 @@ def migrate(
         how: Any = {"options": run_options, "dry_run": options["dry_run"], "news": reporter}
         past = backfill_file(str(file), since=since, **names, **how) if backfill else None
         done = past.migrated if past is not None else migrate_file(str(file), **names, **how)
-    session.show(migrated(done, past, str(file), session.client.flags, dry_run=options["dry_run"]))
+    session.show(migrated(done, past, str(file), dry_run=options["dry_run"]))

@@ -158,7 +158,6 @@ def add(
     app: list[str] = option("APP", "May read this app, '*' any; may be repeated.", ...),
     **options: Unpack[TokenOptions],
 ) -> None:
-    """Make a token. It is shown once; the store keeps its hash."""
     session.show(session.client.add_token(name, app, **options))
 
 

@@ -150,12 +150,6 @@ def diff(
     to: str | None = option("ROOT", "Store root of B. Default: A's."),
     **options: Unpack[DiffOptions],
 ) -> None:
-    """Show which rows differ between two moments.
-
-    For each table the rows that B added to A, removed or changed, with their values on both sides, and how far each
-    column agrees. What both have is not read: versions of one app, or of an app and its clone, share most of their
-    state. Refs that name one table, as APP/TABLE@-5m, compare only that. Exits with 1 when something differs.
-    """
     no_user_code()
     from ...client.show import values
     from ...client.show.history import diff as shown

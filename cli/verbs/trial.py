@@ -31,12 +31,6 @@ def trial(
     py_files: Many = PY_FILES,
     **options: Unpack[TrialOptions],
 ) -> None:
-    """Run a changed program over past input, and show what differs.
-
-    A clone of the app at one moment is migrated where the program asks for that, reads what the app read up to another
-    moment, and goes again; it publishes nothing, and the app is only read. Shown are the rows of tables, and of what
-    sinks are given, that come out different. Exits with 0 where nothing does, with 1 where something does.
-    """
     from ...client.searches import Reports
     from ...pipeline.spark.conf import settings_of
 

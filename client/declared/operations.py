@@ -22,18 +22,26 @@ class GuardedOptions(TypedDict, total=False):
     dry_run: DryRun
 
 
-class RewindOptions(TypedDict, total=False):
-    """What of an app is taken back."""
+class RewindOptions(GuardedOptions, total=False):
+    """Take an app back to an earlier moment of its own.
+
+    Tables, offsets, and what was on the way between stages become what they were, of all stages or of none, as new
+    versions: the history stays, and what is undone keeps a name, to which one more rewind leads. The next run
+    reads on from there. Rows that sinks were given since cannot be unsent, and come once more; --dry-run says which.
+    """
 
     before_deploy: Annotated[bool, Param("To the moment before the program that the app has now.")]
     keep_offsets: Annotated[bool, Param("Only the tables: the app goes on reading where it is.")]
     fence: Fence
-    yes_really: YesReally
-    dry_run: DryRun
 
 
-class ResetOptions(TypedDict, total=False):
-    """Where topics are read on: just one of the scenarios of kafka-consumer-groups."""
+class ResetOptions(GuardedOptions, total=False):
+    """Have an app read topics of yours on from other offsets.
+
+    In the words of kafka-consumer-groups --reset-offsets; a new version of each stage says it, and the next run reads
+    on from there. Tables stay: what is read twice counts twice, and what is skipped never does. --dry-run says how
+    much that is. To take the tables back as well, rewind the app.
+    """
 
     all_topics: Annotated[bool, Param("All topics of yours that the app reads.")]
     to_earliest: Annotated[bool, Param("Read on from the first offset that there is.")]
@@ -43,29 +51,33 @@ class ResetOptions(TypedDict, total=False):
     shift_by: Annotated[int | None, Param("By so many offsets, back where it is below 0.", "N")]
     to_offset: Annotated[int | None, Param("From this offset of each partition.", "N")]
     fence: Fence
-    yes_really: YesReally
-    dry_run: DryRun
 
 
-class PromoteOptions(TypedDict, total=False):
-    """How a clone takes over."""
+class PromoteOptions(GuardedOptions, total=False):
+    """Give an app's name and sinks to a clone: blue/green cut-over.
+
+    Waits until both stand at the same offsets of their topics, and holds them there for a moment. What comes after goes
+    to the sinks from the clone: a read_committed reader sees each row once. The app that had the name stays, as
+    APP~1, and stops. An interrupted promotion is finished by the same command.
+    """
 
     back: Annotated[bool, Param("Instead, give the name back to the app that had it before.")]
     timeout_s: Annotated[
         float, Param("How long to wait until both stand at the same offsets. Default: 10m.", default=600.0)
     ]
     show_values: ShowValues
-    yes_really: YesReally
-    dry_run: DryRun
 
 
-class EditOptions(TypedDict, total=False):
-    """How rows are changed by hand."""
+class EditOptions(GuardedOptions, total=False):
+    """Change rows of a table by hand.
+
+    The change is a version of its own, which log, history and bisect tell of. It is shown key by key, as it would be
+    with --dry-run. While the app runs, its runner does it between two batches, so none works on rows of before; else
+    this command does. Nothing is sent on for it. An interrupted edit is finished by the same command, and done once.
+    """
 
     timeout_s: Annotated[float, Param("How long a runner that has the stage has for it. Default: 60s.", default=60.0)]
     again: Annotated[bool, Param("Also when the same statement was done in the last ten minutes.")]
-    yes_really: YesReally
-    dry_run: DryRun
 
 
 class KeysOptions(TypedDict, total=False):
@@ -84,7 +96,14 @@ class KeysOptions(TypedDict, total=False):
 
 
 class ForgetOptions(KeysOptions, GuardedOptions, total=False):
-    """Keys that are to be forgotten."""
+    """Take keys out of all that an app has stored (GDPR erasure).
+
+    Out of the newest version and of every kept one, of snapshots, records in flight, rejected records and the input
+    archive, and of clones: SSTs are written anew without them, and versions are read with these. A record goes where a
+    field that leads to the key equals it. No tombstone stays, and nothing says which keys they were. The app may run
+    meanwhile. --dry-run lists what goes, by topic and field; what is out of reach, and what cannot be told, is listed,
+    too. An interrupted forget is finished by the same command.
+    """
 
 
 class LookOptions(VerifyOptions, KeysOptions, total=False):
@@ -92,7 +111,11 @@ class LookOptions(VerifyOptions, KeysOptions, total=False):
 
 
 class CompactOptions(TypedDict, total=False):
-    """How SSTs are merged."""
+    """Merge the SSTs of an app's tables, as each table's policy says.
+
+    What is merged is committed as versions of their own, which change no row. The app may run meanwhile; when a batch
+    is committed first, the result is put into the version after it. This process gives way to others on the machine.
+    """
 
     threads: Annotated[int, Param("Merges that go on at once.", "N", default=1, limits=_AT_LEAST_ONE)]
     full: Annotated[bool, Param("Merge everything of each state partition into one run, due or not.")]
@@ -100,7 +123,12 @@ class CompactOptions(TypedDict, total=False):
 
 
 class RetentionOptions(TypedDict, total=False):
-    """Rules for what is kept, in the place of those of the settings."""
+    """Delete versions that retention lets go, and unnamed objects.
+
+    The rules are in slackwater.toml, under [retention]; an option here takes the place of the rule of its name.
+    Each rule keeps something, what no rule keeps goes, and without any rule the whole history stays. Snapshots,
+    clones, and what a stage has not read yet always stay. The app may run meanwhile.
+    """
 
     all_ms: Annotated[int | None, Param("Keep every version this young.")]
     hourly_ms: Annotated[int | None, Param("Within this age, keep a moment an hour.")]
@@ -117,28 +145,39 @@ class ExpiredOptions(TypedDict, total=False):
     dry_run: DryRun
 
 
-class RemoveCloneOptions(ExpiredOptions, total=False):
+class RemoveCloneOptions(ExpiredOptions, GuardedOptions, total=False):
     """How a clone is removed."""
-
-    yes_really: YesReally
 
 
 class RemoveOptions(RemoveCloneOptions, total=False):
-    """How an app is removed."""
+    """Remove an app: its tables, its history, its snapshots.
+
+    Nothing of it can be brought back. It is refused while a clone lives from it. Whatever interrupts it, the same
+    command finishes it; the name is free after that. Topics of yours are never touched.
+    """
 
     force: Annotated[bool, Param("Also when clones live from it: these are damaged then.")]
 
 
-class RefreshOptions(TypedDict, total=False):
-    """How a clone is made anew."""
+class RefreshOptions(GuardedOptions, total=False):
+    """Make a clone anew from the newest moment of its source.
+
+    It keeps its name, topics, sinks, masks, owner, reason and time to live, which begins again. What it has done since
+    is gone. Whatever interrupts it, the same command goes on with it.
+    """
 
     fence: Annotated[bool, Param("Also when a runner holds it: that stops.")]
-    yes_really: YesReally
-    dry_run: DryRun
 
 
 class CloneOptions(TypedDict, total=False):
-    """What a clone reads, publishes, hides and copies, and for whom it is."""
+    """Make a new app from a moment of another one.
+
+    The clone has the source's state, its offsets, and the records that were on the way between its stages. No
+    state is copied, however large: the clone points at the source's SSTs, and a snapshot of the source
+    keeps them. The clone has repartition topics of its own and never writes to the source's. It publishes
+    nothing unless --sink says where to. An interrupted clone is finished by the same command, and is there for nobody
+    before. --store is where the source is, --to where the clone goes.
+    """
 
     topics: Annotated[
         Names,
@@ -195,7 +234,12 @@ class MigrateOptions(RenameOptions, total=False):
 
 
 class TrialOptions(MigrateOptions, total=False):
-    """What of an app's past a changed program is tried on."""
+    """Run a changed program over past input, and show what differs.
+
+    A clone of the app at one moment is migrated where the program asks for that, reads what the app read up to another
+    moment, and goes again; it publishes nothing, and the app is only read. Shown are the rows of tables, and of what
+    sinks are given, that come out different. Exits with 0 where nothing does, with 1 where something does.
+    """
 
     allow: Annotated[
         Sequence[str], Param("Differences that are meant, by their keys, as this query returns them.", "SQL")
@@ -206,7 +250,13 @@ class TrialOptions(MigrateOptions, total=False):
 
 
 class FailoverOptions(TypedDict, total=False):
-    """In which Kafka an app goes on, and what of the place where it ran is touched."""
+    """Make an app of its replica, ready to run where that lies.
+
+    Where the app ran is fenced, as far as it can be reached: its runner stops, and what it had committed since is
+    copied. What was on the way between stages is carried into topics of this Kafka, and topics are read on where the
+    app stood; in a mirror with other offsets by the records that it had read last. Says what is lost, in seconds and
+    offsets. An interrupted recovery is finished by the same command, and nobody can run the app before.
+    """
 
     mirror: Annotated[str | None, Param("Kafka is a mirror of the cluster that MirrorMaker 2 calls so.", "CLUSTER")]
     topics: Annotated[
@@ -216,7 +266,7 @@ class FailoverOptions(TypedDict, total=False):
 
 
 class TokenOptions(TypedDict, total=False):
-    """What a token allows."""
+    """Make a token. It is shown once; the store keeps its hash."""
 
     tables: Annotated[Sequence[str], Param("May read this table. Default: all.", "TABLE", default=("*",))]
     verbs: Annotated[
@@ -237,4 +287,19 @@ class TokenOptions(TypedDict, total=False):
         int, Param("It ends after so many days; 0 for never.", "N", default=0, limits={"ge": 0, "le": 36_500})
     ]
     certificate: Annotated[bool, Param("For whoever comes with a certificate of this common name, instead.")]
+    dry_run: DryRun
+
+
+class InitOptions(TypedDict, total=False):
+    """Begin a stage's table with rows from elsewhere, its version 1.
+
+    The rows have the columns that the program declares, and one row of each key; otherwise nothing is changed. One
+    commit: before it nobody sees anything, and a call that was interrupted is made good by the same call. The first
+    `slackwater run` goes on from it; the app's other stages begin empty, at these offsets or where the program says.
+    """
+
+    sql: Annotated[str, Param("A query that returns the rows, in the place of FILE.", "SQL")]
+    at: Annotated[
+        When, Param("Begin all other topics at their first record of this time (2026-11-21T07:12Z, -5m).", "TIME")
+    ]
     dry_run: DryRun

@@ -33,7 +33,12 @@ class MomentOptions(TypedDict, total=False):
 
 
 class DiffOptions(TypedDict, total=False):
-    """How two moments are compared."""
+    """Show which rows differ between two moments.
+
+    For each table the rows that B added to A, removed or changed, with their values on both sides, and how far each
+    column agrees. What both have is not read: versions of one app, or of an app and its clone, share most of their
+    state. Refs that name one table, as APP/TABLE@-5m, compare only that. Exits with 1 when something differs.
+    """
 
     table: Annotated[str, Param("Only this table. Default: all.", "NAME", limits=_NAME_OR_NONE)]
 
@@ -83,7 +88,13 @@ class VerifyOptions(TypedDict, total=False):
 
 
 class RejectedOptions(TypedDict, total=False):
-    """Which rejected records are shown."""
+    """Show the records that batches left out, each with its error.
+
+    Each made a batch fail; the newest comes first. They are in the table STAGE_rejected, beside that of the stage,
+    with payload, headers and stack. With --retry, the runner puts those that wait through its program, between two
+    batches; when none runs, the next one does, first of all. Each that passes is marked as retried in the same
+    commit; one that fails again stays.
+    """
 
     stage: Annotated[str, Param("Only those of this stage. Default: all.", "STAGE", limits=_NAME_OR_NONE)]
     every: Annotated[bool, Param("Also records that were retried.", option="--all")]
@@ -96,3 +107,20 @@ class OperationsOptions(TypedDict, total=False):
     verb: Annotated[str, Param("Only what this verb did.", "VERB", limits={"max_length": 200})]
     since: Annotated[When, Param("Only from this time on (2026-11-21T07:12, -5m).", "TIME", limits=_REF)]
     until: Annotated[When, Param("Only up to this time.", "TIME", limits=_REF)]
+
+
+class CheckOptions(TypedDict, total=False):
+    """Check that a program is a function of its input.
+
+    Past versions are run again in other ways, and what differs is named. Each version is run again as it was,
+    at another time, with its records in another order where none is promised, in more batches, and on other
+    partitions, on a Spark of this machine; nothing of the app is touched. A program that differs by any of these
+    makes noise of every diff and trial. Exits with 1 when one does.
+    """
+
+    stages: Annotated[Sequence[str], Param("Check only this stage. Default: all of them.", "NAME")]
+    versions: Annotated[
+        int,
+        Param("Of each stage, so many of the newest versions that read records.", "N", default=3, limits={"ge": 1}),
+    ]
+    show_values: Annotated[bool, Param("Show the keys and rows that differ, not only their types and lengths.")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
 import pyarrow as pa
@@ -19,7 +19,7 @@ from ...snapshot.query.columns import TableColumn
 from ...snapshot.verify.verify import Report
 from ...store.sst.arrow_types import python_rows
 from ..declared.questions import DiffOptions, VerifyOptions
-from ..moment import Tables
+from ..moment import Moment, Tables
 from ..results import Difference, Verification
 from ..show.document import Block, TableBlock, Title
 from ..show.rows import columns_table
@@ -39,8 +39,14 @@ _INSTEAD = {"snapshot": "ask_snapshot asks for one", "take": "ask_snapshot asks 
 class Served(Shown):
     """What a server has of an object of the store: what only the store has says so."""
 
-    absent: ClassVar[frozenset[str]]
-    """Methods that the object of the store has besides."""
+    @property
+    def absent(self) -> frozenset[str]:
+        """Methods that the object of the store has besides."""
+        return frozenset(name for name in dir(self._local()) if not name.startswith("_") and name not in dir(self))
+
+    def _local(self) -> type:
+        """The class of the same object of a store."""
+        raise NotImplementedError
 
     if not TYPE_CHECKING:
 
@@ -57,13 +63,6 @@ class Served(Shown):
 class ServedMoment(Served):
     """A moment, as `Moment`: always the same versions, also where it was `now` when it was asked for."""
 
-    absent = frozenset((
-        *("export", "export_iceberg", "inflight", "spark_query", "spark_table", "write", "write_folder", "write_table"),
-        # Of the library's own.
-        *("around", "current", "cut", "declared", "first_rows", "having", "keys_of", "look_up", "opened", "partitions"),
-        *("partitions_of", "read_up_to", "rows_of", "stage_of"),
-    ))  # fmt: skip
-
     def __init__(self, http: Http, app: str, when: str, stage: str, found: dict[str, Any]) -> None:
         self.ref = f"{app}{'/' if stage else ''}{stage}@{when}"
         self.versions: dict[str, int] = found["versions"]
@@ -74,6 +73,9 @@ class ServedMoment(Served):
         self.when, self.stage = when, stage
         """What stands behind the `@` of its ref, and before it."""
         self._http, self._app, self._found = http, app, found
+
+    def _local(self) -> type:
+        return Moment
 
     @property
     def _path(self) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ class Server(Served):
     """
 
     absent = frozenset((
-        *("adopt", "attach", "init", "initialise", "clones", "remove_expired"),
+        *("adopt", "attach", "init", "clones", "remove_expired"),
         *("add_token", "digest_of", "remove_token", "tokens"),
         # Of the library's own.
         *("beside", "by", "cache", "called", "channels_of", "channels_of_clone", "channels_where_needed"),
@@ -90,24 +90,17 @@ class Server(Served):
 
 
 @checked_methods
-class ServedApp(Served, HasMoments[ServedMoment]):
+class ServedApp(Served, HasMoments):
     """An app, as `AppHistory`."""
-
-    absent = frozenset((
-        # What changes an app, or what is stored of it.
-        *("archive", "backfill", "clone", "cloned", "compact", "compactor", "drill", "edit", "end_replica", "forget"),
-        *("gc", "give_up_forgetting", "migrate", "promote", "protect", "recover", "refresh", "remove"),
-        *("remove_clone", "remove_snapshot", "replicate", "replicator", "rescale", "reset", "retire", "retry"),
-        *("rewind", "snapshot", "take", "trial", "unprotect", "verify_forgotten"),
-        # Programs and predicates that a server would have to run.
-        *("check", "scan", "flips", "search"),
-        # Of the library's own.
-        *("all_snapshots", "describe", "newer", "note_input_gone", "of_versions", "status", "whole_ref"),
-    ))  # fmt: skip
 
     def __init__(self, server: Server, name: str) -> None:
         self.name = self.called = name
         self._server, self._http = server, server.http
+
+    def _local(self) -> type:
+        from ..app import StoredApp  # which loads all that changes an app
+
+        return StoredApp
 
     def _get(self, *path: str, kind: Any = Any, **asked: Any) -> Any:
         return self._http.json(("apps", self.name, *path), kind, **asked)

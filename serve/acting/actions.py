@@ -44,9 +44,8 @@ async def bisect(
     What is found is the document of `slackwater bisect --json`, with at most `limit` rows and keys. Whoever goes away
     ends the search.
     """
-    asked.grant.check_all_tables("a search through the commits of an app")
     check_asked(wrong)
-    of = await asked.service.in_thread(lambda: asked.app(app))
+    of = await asked.whole_app(app, "a search through the commits of an app")
     asked.service.check_not_busy()
     return _events(asked, of, wrong, limit)
 
@@ -70,8 +69,7 @@ async def _events(asked: Call, of: StoredApp, wrong: SearchOptions, limit: int) 
 @endpoint("/apps/{app}/at/{ref}/verify", is_long=True)
 async def verify(asked: Call, app: AppName, ref: Moment, stage: Stage = "", **options: Unpack[VerifyOptions]) -> Result:
     """Whether a moment is consistent, complete and undamaged, as far as what is stored proves it."""
-    asked.grant.check_all_tables("a proof")
-    of = await asked.service.in_thread(lambda: asked.app(app))
+    of = await asked.whole_app(app, "a proof")
     return verification(await prove(asked, of, ref, options, stage))
 
 
@@ -80,8 +78,7 @@ async def replay(
     asked: Call, app: AppName, stage: Stage, version: Version, key: KeyOrNone = "", limit: Limit = 1_000
 ) -> object:
     """A batch, run again with the program that the server has, beside what was committed: `limit` keys that differ."""
-    asked.grant.check_all_tables("a replay")
-    of = await asked.service.in_thread(lambda: asked.app(app))
+    of = await asked.whole_app(app, "a replay")
     found, notes = await run_again(
         asked, of, stage, version, lambda declared: tuple(key_of(stage, declared, key)) if key else ()
     )

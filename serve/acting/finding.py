@@ -115,7 +115,7 @@ def limited(found: SearchFound, limit: int) -> dict[str, Any]:
     verdict = found.verdict
     keys = verdict.keys.head(limit) if verdict.keys is not None else None
     less = replace(verdict, rows=verdict.rows.slice(0, limit), keys=keys)
-    data: Any = shown.verdict(less, found.behind, None, "", "", "").data
+    data: Any = shown.verdict(less, found.behind, None, "", "").data
     data["cause"]["records"] = data["cause"]["records"][:limit]
     is_cut = verdict.more_rows or verdict.rows.num_rows > limit or len(verdict.keys or ()) > limit
     return {**data, "notes": found.notes, "cut_off": is_cut}

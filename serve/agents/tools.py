@@ -198,8 +198,7 @@ async def bisect(call: ToolCall, app: AppName, limit: Some = 5, **wrong: Unpack[
     where the input is archived.
     """
     asked, masking = call.asked, call.masking
-    asked.grant.check_all_tables("a search through the commits of an app")
-    of = await asked.service.in_thread(lambda: asked.app(app))
+    of = await asked.whole_app(app, "a search through the commits of an app")
 
     def on_step(step: Evaluation) -> None:
         call.progress(step.number, step.total, f"{step.ref or 'the beginning'}: {step.answer}")
@@ -224,9 +223,7 @@ async def replay(
     touched.
     """
     asked, masking = call.asked, call.masking
-    asked.grant.check_all_tables("a replay")
-
-    of = await asked.service.in_thread(lambda: asked.app(app))
+    of = await asked.whole_app(app, "a replay")
     found, notes = await run_again(
         asked, of, stage, version, lambda declared: masking.key(stage, declared, key) if key else ()
     )
@@ -260,8 +257,7 @@ async def verify(call: ToolCall, app: AppName, ref: Moment = "now", **options: U
     damage in the store from a mistake in the input or the program.
     """
     asked = call.asked
-    asked.grant.check_all_tables("a proof")
-    of = await asked.service.in_thread(lambda: asked.app(app))
+    of = await asked.whole_app(app, "a proof")
     report = await prove(asked, of, ref, options, on_progress=lambda line: call.progress(0, 0, line))
     wrong = [
         {"check": each.check, "subject": each.subject, "message": call.masking.mask.reason(each.message)}

@@ -42,8 +42,7 @@ Against = Annotated[
 @endpoint("/apps/{app}/timeline")
 def timeline(asked: Call, app: AppName, points: Points = 300, from_ms: TimeMs = 0, to_ms: TimeMs = 0) -> object:
     """Commits between two times, some of them where they are many, and what stands out: snapshots, deploys."""
-    asked.grant.check_all_tables("the timeline of an app")
-    found = asked.app(app).timeline(points, from_ms=from_ms, to_ms=to_ms)
+    found = asked.app(app, "the timeline of an app").timeline(points, from_ms=from_ms, to_ms=to_ms)
     points_of = [fields(each, "stage", "version", "time_ms", "kind", "rows") for each in found.points]
     return fields(found, "app", "commits", "marks", points=points_of, is_whole=found.is_whole)
 
@@ -147,15 +146,13 @@ def _text(number: int | None) -> str | None:
 @endpoint("/apps/{app}/rejected")
 def rejected(asked: Call, app: AppName, limit: Limit = 50, **options: Unpack[RejectedOptions]) -> Result:
     """Records that stages rejected, newest first, and how many wait to be retried."""
-    asked.grant.check_all_tables("what was rejected")
-    return shown.rejected(asked.app(app).rejected(limit=limit, **options), limit)
+    return shown.rejected(asked.app(app, "what was rejected").rejected(limit=limit, **options), limit)
 
 
 @endpoint("/apps/{app}/operations")
 def operations(asked: Call, app: AppName, limit: Limit = 50, **options: Unpack[OperationsOptions]) -> Result:
     """What people did to the app, newest first: who, when, and why."""
-    asked.grant.check_all_tables("the operations on an app")
-    return asked.app(app).operations(limit, **options)
+    return asked.app(app, "the operations on an app").operations(limit, **options)
 
 
 @endpoint("/apps/{app}/cost")
