@@ -3,6 +3,9 @@
 What a program needs to declare an app is here; `slackwater run FILE` runs it. `open` leads to stored apps.
 """
 
+import sys
+from collections.abc import Iterator
+from importlib.machinery import FileFinder
 from typing import TYPE_CHECKING, Any
 
 from . import errors
@@ -45,6 +48,8 @@ _MODULES = {
     **{name: f"state.kinds.{name}" for name in ("aggregate", "join", "upsert")},
     **dict.fromkeys(("count", "first", "last", "max", "mean", "min", "sum"), "state.kinds.aggregate"),
 }
+_IMPORTED = ("errors", "testing")
+"""Modules that programs import by name."""
 # What Spark, SQL and Kafka Streams call them.
 _OTHER_NAMES = {
     **dict.fromkeys(("avg", "average"), "mean"),
@@ -73,3 +78,22 @@ def __getattr__(name: str) -> Any:
             near = ""  # Python asks for these itself
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near}", name=name)
     return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+
+
+class _Finder:
+    """Finds modules as Python does, and lists those alone that programs import: `help` shows what is listed."""
+
+    def __init__(self, finder: FileFinder) -> None:
+        self._finder = finder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._finder, name)
+
+    def iter_modules(self, prefix: str = "") -> Iterator[tuple[str, bool]]:
+        """Yield name and `is_package` of each module, as `pkgutil.iter_modules` wants them."""
+        yield from ((prefix + name, False) for name in _IMPORTED)
+
+
+for _folder in __path__:
+    if isinstance(_finder := sys.path_importer_cache.get(_folder), FileFinder):
+        sys.path_importer_cache[_folder] = _Finder(_finder)

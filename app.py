@@ -75,6 +75,7 @@ class App(declared.App):
             Usage: An argument, a setting, or what the app declares, is not one that could work.
         """
         # It takes a while to import.
+        from .pipeline.listener import Callbacks
         from .pipeline.run.options import gc_every_ms
         from .pipeline.run.program import run_app
         from .settings import load
@@ -94,4 +95,4 @@ class App(declared.App):
             py_files=tuple(py_files),
             patience_s=patience_s,
         )
-        run_app(self, options, on_commit)
+        run_app(self, options, Callbacks(committed=on_commit))

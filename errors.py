@@ -44,6 +44,13 @@ class SlackwaterError(Exception):
         if hint:
             self.add_note(f"hint: {hint}")
 
+    def begin_with(self, subject: str) -> None:
+        """Begin the message with its subject, "stage 'legs'", unless it names that already."""
+        if subject not in self.message:
+            self.sentence = f"{subject}: {self.sentence}"
+            self.message = f"{self.sentence}\n{self.quoted}" if self.quoted else self.sentence
+            self.args = (self.message,)
+
     def _render_traceback_(self) -> list[str]:
         """IPython's hook: the lines of a traceback that ends in the user's code, not in ours."""
         shown = _up_to_the_users(self.__traceback__)

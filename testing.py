@@ -183,6 +183,7 @@ def run(
     """
     from .client.client import Client
     from .pipeline.api.app import App
+    from .pipeline.listener import Listener
     from .pipeline.run.options import Options
     from .pipeline.run.program import run_app
     from .settings import Settings
@@ -212,7 +213,7 @@ def run(
         gc_every_ms=None,
     )
     _start_spark(options.spark_conf)
-    run_app(app, options, lambda _report: None)
+    run_app(app, options, Listener())
     return Ran(app, Client(settings).app(app.name), kafka, folder)
 
 

@@ -44,6 +44,7 @@ def _run(bootstrap: str, folder: Path) -> tuple[float, float]:
     from pyspark.sql import functions as F
     from slackwater.pipeline.kafka.channels import KafkaChannels
     from slackwater.pipeline.kafka.open import open_kafka
+    from slackwater.pipeline.listener import Callbacks
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run
     from slackwater.pipeline.spark.session import spark_session
@@ -77,7 +78,7 @@ def _run(bootstrap: str, folder: Path) -> tuple[float, float]:
                 max_records=BATCH,
                 cache_folder=folder / "cache",
             )
-            run(app, options, commits.append)
+            run(app, options, Callbacks(committed=commits.append))
     warm = [commit for commit in commits if commit.rows_out][2:]
     written = sum(commit.rows_out for commit in warm[1:]) / ((warm[-1].time_ms - warm[0].time_ms) / 1000)
     store = open_store(str(folder / "store"))

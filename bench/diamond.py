@@ -106,6 +106,7 @@ def _app() -> sw.App:
 
 
 def _run(bootstrap: str, folder: Path) -> Measured:
+    from slackwater.pipeline.listener import Callbacks
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run
     from slackwater.pipeline.spark.session import spark_session
@@ -153,7 +154,7 @@ def _run(bootstrap: str, folder: Path) -> Measured:
     kept = {"spark.sql.streaming.numRecentProgressUpdates": "10000"}
     with spark_session("bench", master="local[2]", conf=kept) as spark:
         conductor.start()
-        run(_app(), options, note)
+        run(_app(), options, Callbacks(committed=note))
         done.set()
         conductor.join()
         batches = {query.name: side.batches(query) for query in queries}

@@ -7,18 +7,18 @@ in, and another a minute later.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..client.show import formats
 from ..client.show.shown import Result
-from ..pipeline.run.news import News
+from ..pipeline.listener import Listener
 from . import terminal
 
 if TYPE_CHECKING:
+    from ..pipeline.batch.batch_report import BatchReport
     from ..pipeline.run.stopping import Stop
-    from ..pipeline.upkeep.archiver import ArchiveState
     from ..snapshot.gc.collect import Collected
     from ..snapshot.status.lag import StageLag
 
@@ -29,7 +29,7 @@ _IDLE_AGAIN_S = 60.0
 _STOPPING_AGAIN_S = 2.0
 
 
-class Reporter(News):
+class Reporter(Listener):
     """Takes from any thread what goes on, and prints it from its own.
 
     It is `live` where standard error is a terminal on which a line can be redrawn.
@@ -51,30 +51,26 @@ class Reporter(News):
         self._last_stopping = 0.0
         self._lags: tuple[StageLag, ...] = ()
         self._drawn = ""
-        self.on_doing: Callable[[str], None] = lambda _what: None
-        self.on_lags: Callable[[tuple[StageLag, ...]], None] = lambda _lags: None
-        self.on_archives: Callable[[tuple[ArchiveState, ...]], None] = lambda _states: None
-        """These are told the same, too."""
 
     def doing(self, what: str) -> None:
         """What goes on from now on; empty once nothing is to be said but whether records come in."""
         with self._lock:
             if what != self._doing:
                 self._doing, self._since = what, time.monotonic()
-        self.on_doing(what)
 
-    def batches(self) -> None:
+    def running(self, *_args: object) -> None:
         """From now on, to stop is to let batches end."""
         self._batches = True
 
     def lags(self, stages: "tuple[StageLag, ...]") -> None:
         """How far the stages are."""
         self._lags = stages
-        self.on_lags(stages)
 
-    def archived(self, states: "tuple[ArchiveState, ...]") -> None:
-        """How far the input archives are."""
-        self.on_archives(states)
+    def committed(self, batch: "BatchReport") -> None:
+        """A commit, as a line."""
+        from ..client.show.programs import commit_line
+
+        self.show(batch, commit_line(batch))
 
     def show(self, data: object, line: str) -> None:
         """A commit."""

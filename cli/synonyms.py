@@ -41,7 +41,7 @@ _SYNONYMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("deploy", "release", "switch", "swap", "cutover", "merge"): ("promote", "migrate"),
     ("upgrade", "alter", "evolve", "rename"): ("migrate",),
     ("update", "set", "put", "patch", "fix", "upsert"): ("edit", "migrate"),
-    ("backfill",): ("migrate --backfill",),
+    ("backfill",): ("clone", "promote"),
     ("repartition", "scale", "resize"): ("rescale",),
     ("vacuum", "clean", "cleanup", "prune", "expire", "retention"): ("gc", "compact"),
     ("compaction", "optimize", "rewrite"): ("compact",),

@@ -115,7 +115,7 @@ class AppClones(AppHistory):
                 promotion, or it could not be made anew.
         """
         client, dry_run = self._client, options["dry_run"]
-        self._check_allowed("to make it anew", options, here="making it anew")
+        self._check_allowed("to make it anew", options)
         # Of the clone itself, half may be gone: the source says what it is, and has the archive.
         made_from = origin_of(client.store, self.name)
         source = client.beside(made_from.root)
@@ -164,10 +164,8 @@ class AppClones(AppHistory):
             )
         return self.remove(**options)
 
-    def _check_allowed(self, what: str, options: GuardedOptions, here: str = "") -> None:
-        """Raise `Protected`; and where it is done `here`, such as "a rewind", `Refused` as `_check_runs_here`."""
-        if here:
-            self._check_runs_here(here, dry_run=options["dry_run"])
+    def _check_allowed(self, what: str, options: GuardedOptions) -> None:
+        """Raise `Protected` where the app is, and its name was not typed."""
         if not options["dry_run"]:
             protection.check(self._client.store, self.name, what, options["yes_really"], self.called)
 

@@ -4,15 +4,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Unpack
 
 from ..common.argument_types import checked_methods
-from ..operations.disaster_recovery.copier import WORKERS
 from ..operations.disaster_recovery.drill import drill
 from ..operations.disaster_recovery.recover import recover
 from ..operations.disaster_recovery.recover_plan import FailoverTerms
 from ..operations.disaster_recovery.replicate import Replicator, Round
 from ..snapshot.cut.replicas import forget
 from ..store.objects.protocol import ObjectStore
+from ..store.read.copier import WORKERS
 from ..store.versions.apps import read_app
-from .backends import Backends
 from .clones import remove_topics
 from .declared.operations import FailoverOptions
 from .releases import AppReleases
@@ -20,9 +19,9 @@ from .show import failover as shown
 from .show.shown import Result
 
 if TYPE_CHECKING:
-    from ..pipeline.kafka.failover import FailoverKafka
     from .searches import Reports
 
+_GOES_ON = "in which the app goes on"
 _LOOK_S = 5.0
 """How long the root where the app ran is waited for: it is lost, perhaps."""
 
@@ -68,7 +67,7 @@ class AppFailover(AppReleases):
     ) -> Replicator:
         """What copies the app there, a round at a time."""
         client = self._client
-        kafka = failover_kafka(client) if client.settings.brokers else None
+        kafka = client.known_channels(_GOES_ON) if client.settings.brokers else None
         at = client.store.at(to)
         return Replicator(client.store, at, self.name, client.by, kafka, workers, on_progress)
 
@@ -104,7 +103,7 @@ class AppFailover(AppReleases):
                 what was on the way is kept nowhere.
         """
         client, mirror = self._client, options["mirror"]
-        kafka = failover_kafka(client)
+        kafka = client.known_channels(_GOES_ON)
         done = recover(
             client.store,
             self.name,
@@ -140,7 +139,7 @@ class AppFailover(AppReleases):
         found = drill(
             client.store,
             self.name,
-            failover_kafka(client),
+            client.known_channels(_GOES_ON),
             primary=None if options["alone"] else self._open_primary,
             terms=FailoverTerms(options["mirror"], options["topics"] or {}, offsets or {}),
             by=client.by,
@@ -158,11 +157,4 @@ class AppFailover(AppReleases):
         return open_store(root, patience_s=_LOOK_S, settings=self._client.settings.s3)
 
 
-def failover_kafka(client: Backends) -> "FailoverKafka":
-    """Kafka, as replicas and recoveries ask it. Raises `Usage` where nothing says where it is."""
-    from ..pipeline.kafka.failover import FailoverKafka
-
-    return FailoverKafka(client.known_channels("in which the app goes on").kafka)
-
-
-__all__ = ["AppFailover", "Round", "failover_kafka"]
+__all__ = ["AppFailover", "Round"]

@@ -13,27 +13,24 @@ from ..errors import NotFound, Refused, Unavailable, Usage
 from ..operations.maintenance.removal import removal_of
 from ..operations.repair.rejected_listing import RejectedRecords, rejected
 from ..snapshot.bisect.endpoints import BEGINNING
-from ..snapshot.bisect.flips import scan
 from ..snapshot.bisect.predicate import Predicate
 from ..snapshot.bisect.search import bisect
 from ..snapshot.bisect.session import Asked, Function, Python
-from ..snapshot.bisect.verdict import Evaluation, Flips, Verdict
+from ..snapshot.bisect.verdict import Evaluation, Verdict
 from ..snapshot.cut.graph import Cut
 from ..snapshot.cut.in_flight import in_flight
 from ..snapshot.cut.lineage import Lineage, trace
 from ..snapshot.cut.refs import AtTime, parse
-from ..snapshot.cut.replicas import PREFIX as REPLICA_CUT
-from ..snapshot.cut.replicas import check_runs_here
 from ..snapshot.cut.resolve import again_if_forgotten, resolve
 from ..snapshot.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, read_snapshot
 from ..snapshot.diff.key_history import RowHistory, key_history
 from ..snapshot.query.log import entries, unreplayable
 from ..snapshot.query.timeline import ThinnedLine, timeline
-from ..snapshot.status import lag
 from ..snapshot.take import taking
 from ..snapshot.take.audit_log import Operation, check_verb, list_operations
 from ..snapshot.take.remove import remove_or_withdraw
 from ..snapshot.take.waiting import SnapshotProgress, ask, asks_nobody, take
+from ..snapshot.under_way import runners
 from ..snapshot.verify.topics import TOPICS_SAY
 from ..snapshot.verify.verify import Report, verify
 from ..store.read.range_reads import at_once
@@ -46,7 +43,6 @@ from .declared.questions import (
     CheckOptions,
     OperationsOptions,
     RejectedOptions,
-    ScanOptions,
     SearchOptions,
     VerifyOptions,
     When,
@@ -70,7 +66,7 @@ class AppHistory(HasMoments):
     """
 
     _inner = frozenset((
-        *("all_snapshots", "called", "cloned", "compactor", "flips", "newer", "note_input_gone", "of_versions"),
+        *("all_snapshots", "called", "cloned", "compactor", "newer", "note_input_gone", "of_versions"),
         *("replicator", "search", "take", "whole_ref"),
     ))  # fmt: skip
 
@@ -173,7 +169,6 @@ class AppHistory(HasMoments):
         read_app(store, app)
         alone = asks_nobody(store, app)
         instant = instant or alone
-        self._check_runs_here("a snapshot by markers", dry_run=instant)
 
         def is_new() -> bool:
             # A call that was interrupted is typed again: it finds what that one took, or its request.
@@ -182,7 +177,7 @@ class AppHistory(HasMoments):
         if not wait and not instant and is_new():
             asked, already = ask(store, app, name, by=by)
             return snapshots.requested(app, asked, already=already)
-        if not instant and not lag.beats(store, app, now_ms) and is_new():
+        if not instant and not runners.beats(store, app, now_ms) and is_new():
             up_to = format_ms(round(timeout_s * 1_000))
             client.note(
                 f"nobody runs {app} now: this waits up to {up_to} for a runner to take the snapshot, and withdraws it "
@@ -202,8 +197,6 @@ class AppHistory(HasMoments):
         Raises `NotFound` where there is none, and `Refused` where a clone lives from it.
         """
         client = self._client
-        if name.startswith(REPLICA_CUT):
-            self._check_runs_here(f"the snapshot {name} pins its cut, and removing it", dry_run=dry_run)
         gone = remove_or_withdraw(client.store, self.name, name, by=client.by, force=force, dry_run=dry_run)
         return snapshots.unpinned(f"{self.name}@{name}", gone, dry_run=dry_run)
 
@@ -366,21 +359,6 @@ class AppHistory(HasMoments):
         reader = client.channels_of(self.name) if predicate.sql and predicate.channels else None
         return bisect(client.store, client.cache, self.name, predicate, reader=reader, **how)
 
-    def scan(self, **options: Unpack[ScanOptions]) -> Flips:
-        """All versions at which a condition on single rows of one table went from good to bad or back.
-
-        Reads what versions wrote, once, and no version's whole state. `where` returns the wrong rows of one table, of
-        which each is wrong or not by itself, and `check` must hold for each.
-
-        Raises `Refused` where the condition is not one on single rows, or versions in between were thinned out, and
-        what else `bisect` raises.
-        """
-        return self.flips(self._predicate(options), self.whole_ref(options["good"]), self.whole_ref(options["bad"]))
-
-    def flips(self, predicate: Predicate, good: str | None, bad: str | None) -> Flips:
-        """What `scan` does, with any predicate, and whole refs for the ends."""
-        return scan(self._client.store, self._client.cache, self.name, predicate, good=good, bad=bad)
-
     def check(
         self,
         code: str | Path,
@@ -417,12 +395,7 @@ class AppHistory(HasMoments):
             told = f"Kafka does not hold all input any more of {versions}{why}: these can be found, not replayed"
             client.note(f"note: {told}")
 
-    def _check_runs_here(self, what: str, *, dry_run: bool = False) -> None:
-        """Raise `Refused` where the app is a replica, or was left behind: `what` is done where it runs."""
-        if not dry_run:
-            check_runs_here(self._client.store, self.name, what)
-
-    def _predicate(self, options: ScanOptions, python: Function | None = None, run: str = "") -> Predicate:
+    def _predicate(self, options: SearchOptions, python: Function | None = None, run: str = "") -> Predicate:
         """What says whether a moment is bad. Raises `Usage` unless just one does, and `NotFound` for the table."""
         asked = Asked(self.name, options["where"], options["check"], options["table"], run=run)
         if python is None:

@@ -16,7 +16,6 @@ from .show import snapshots
 from .show.shown import Result
 
 if TYPE_CHECKING:
-    from ..operations.program_changes.backfill import Backfilled
     from ..pipeline.run.options import Options
     from ..snapshot.change.migrate import Migrated
     from .searches import Reports
@@ -61,48 +60,6 @@ class AppReleases(AppClones):
         how: dict[str, Any] = {"renames": options["rename"] or {}, "stages": options["rename_stage"] or {}}
         how |= {"options": self._run_options(master, spark_conf, py_files), "dry_run": options["dry_run"]}
         return migrate_file(str(code), app=self.name, **how)
-
-    def backfill(
-        self,
-        code: str | Path,
-        *,
-        since: When = "",
-        master: str | None = None,
-        spark_conf: Mapping[str, str] | None = None,
-        py_files: Sequence[str] = (),
-        on_progress: Callable[[str], None] = lambda _doing: None,
-        **options: Unpack[MigrateOptions],
-    ) -> "Backfilled":
-        """Compute columns that a migration added over the past too, from Kafka, beside the app, which may run.
-
-        Migrates the app first, if it is not, with the same arguments; Spark has all cores of this machine by default.
-        A call that was broken off is finished by the same call. `since` is a moment of the app, as `at` takes it: from
-        there on; empty for all that its stages read and Kafka has. `on_progress` is told in words what goes on.
-
-        Returns:
-            The columns that got their past, with the offsets from which on they are complete (`filled`), those that
-            stay as they are and why (`left`), and what the program changed before (`migrated`).
-
-        Raises:
-            Usage: an argument is not one that could work, or nothing says where Kafka is.
-            NotFound: there is no such moment, or a rename names what is not there.
-            Refused: nothing that was added can be computed, or the app cannot be migrated.
-        """
-        # Spark's Python side takes a second or two.
-        from ..operations.program_changes.backfill import backfill_file
-        from ..pipeline.run.news import News
-
-        self._client.known_channels("from which the past is read")
-        return backfill_file(
-            str(code),
-            app=self.name,
-            options=self._run_options(master or "local[*]", spark_conf, py_files),
-            renames=options["rename"] or {},
-            stages=options["rename_stage"] or {},
-            since=self._ref(since) if since else "",
-            dry_run=options["dry_run"],
-            news=News(on_progress),
-        )
 
     def trial(
         self,
@@ -150,7 +107,7 @@ class AppReleases(AppClones):
         from ..operations.staging.sample import Sample
         from ..operations.staging.trial import plan_of, trial
         from ..operations.staging.trial_plan import Release
-        from ..pipeline.run.news import News
+        from ..pipeline.listener import Callbacks
         from .show import programs, trials
         from .show.report import Mask
 
@@ -174,8 +131,8 @@ class AppReleases(AppClones):
         if options["dry_run"]:
             plan_of(release, run_options)
             looked = self.migrate(code, rename=release.renames, rename_stage=release.stages, dry_run=True)
-            return programs.migrated(looked, None, str(code), dry_run=True)
-        found = trial(release, run_options, client.cache, by=client.by, news=News(on_progress))
+            return programs.migrated(looked, str(code), dry_run=True)
+        found = trial(release, run_options, client.cache, by=client.by, listener=Callbacks(on_progress))
         if reports is not None:
             reports.put(client, trials.page(found, str(code), Mask(show_values)))
         return trials.trial(found, str(code), show_values=show_values)
@@ -200,8 +157,6 @@ class AppReleases(AppClones):
                 one does; another promotion is under way; or they did not come to stand at the same offsets in time.
                 Nothing has gone over then.
         """
-        from ..pipeline.publish.prepare import InternalTopics
-
         dry_run = options["dry_run"]
         if bool(over) == options["back"]:
             raise Usage("give either the app to promote, or --back: who gets the name is it, or the one that had it")
@@ -211,11 +166,10 @@ class AppReleases(AppClones):
         if "~" in name:
             raise Usage(f"{name} is an app that a name went over from", hint="promote over the name alone")
         what = f"to promote {staging} over it" if staging else "to give the name back"
-        loser._check_runs_here("a promotion", dry_run=dry_run)
         channels = client.known_channels("which has the topics that both apps read")
         done = promote(
             client.store,
-            InternalTopics(channels.kafka),
+            channels,
             name,
             staging,
             by=client.by,

@@ -235,7 +235,9 @@ def check(
         chosen: list[Manifest] = []
         for stage in program.app.select(options["stages"]):
             head = history.head(client.store, program.app.name, stage.name)
-            chosen += islice(filter(_has_records, history.backwards(client.store, head)) if head else (), versions)
+            chosen += islice(
+                (each for each in history.backwards(client.store, head) if each.has_read) if head else (), versions
+            )
         if not chosen:
             read_app(client.store, program.app.name)  # says so when the app is what is missing
             raise Refused(
@@ -253,10 +255,6 @@ def check(
                 "note: this Spark session was not started here: in its Python workers the clock is the machine's"
             )
         return checked(str(code), program.app.name, found, show_values=options["show_values"])
-
-
-def _has_records(manifest: Manifest) -> bool:
-    return manifest.kind == "batch" and any(read.rows for read in manifest.inputs.values())
 
 
 def _opened(client: Backends, app: str | None, code: str | Path) -> "AbstractContextManager[LoadedProgram]":

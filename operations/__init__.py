@@ -3,7 +3,7 @@
 | room | contents |
 |---|---|
 | `staging/` | clone, trial, promote |
-| `program_changes/` | a changed program over stored state, and the past of new columns |
+| `program_changes/` | a changed program over stored state |
 | `repair/` | rewind, reset, edit, rejected records |
 | `erasure/` | forget |
 | `disaster_recovery/` | replicate, recover |

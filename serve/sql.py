@@ -44,7 +44,8 @@ _NO_MEMORY, _NO_ROOM = 41, 42
 """Exit codes: the statement took more memory than it may; the process had too little left to begin it."""
 _OOM = "Out of Memory Error"
 """As Arrow quotes DuckDB while rows come."""
-_PRELOADED = ["duckdb", "pyarrow.parquet", "slackwater.client.app", "slackwater.serve.acting.searching"]
+# Arrow imports pandas with the first value that it hands to Python, which takes as long as some ten statements.
+_PRELOADED = ["duckdb", "pandas", "pyarrow.parquet", "slackwater.client.app", "slackwater.serve.acting.searching"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -376,7 +376,8 @@ def test_bisect_takes_conditions_functions_and_commands(app: StoredApp, tmp_path
         app.bisect(run=f"case $SLACKWATER_REF in '{found.bad.ref}') exit 1;; *) exit 0;; esac", bad=found.bad.ref),
     ):
         assert (again.stage, again.version) == (found.stage, found.version)
-    assert [flip.ref for flip in app.scan(where="FROM carriers WHERE delay < 0").flips] == [found.bad.ref]
+    assert found.verdict.flips is not None
+    assert [flip.ref for flip in found.verdict.flips.flips] == [found.bad.ref]
     for wrong in ({}, {"where": "FROM carriers", "python": holds}):
         with pytest.raises(sw.errors.Usage, match="say what is wrong by one of"):
             app.bisect(**wrong)

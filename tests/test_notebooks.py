@@ -33,6 +33,9 @@ def test_the_package_lists_its_api_and_nothing_else() -> None:
     shown = pydoc.plain(pydoc.render_doc(sw))
     assert all(f"{name}(" in shown for name in sw.__all__ if name not in ("errors", "__version__"))
     assert not re.search(r"^    (annotations|TYPE_CHECKING|Any)\b", shown, re.MULTILINE)
+    contents = re.search(r"^PACKAGE CONTENTS\n((?:    .+\n)+)", shown, re.MULTILINE)
+    assert contents is not None
+    assert contents[1].split() == ["errors", "testing"]
 
 
 @pytest.mark.parametrize(

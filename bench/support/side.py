@@ -90,6 +90,7 @@ def reports(
 
     `batch` is `max_records`; `more` are further options.
     """
+    from slackwater.pipeline.listener import Callbacks
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run
 
@@ -108,7 +109,7 @@ def reports(
         found.append(report)
         on_report(report)
 
-    run(app, options, note)
+    run(app, options, Callbacks(committed=note))
     return found
 
 

@@ -95,6 +95,7 @@ def app_of(topic: str) -> sw.App:
 
 def _slackwater(bootstrap: str, folder: Path, topic: str, records: int) -> list[float]:
     from slackwater.pipeline.batch.batch_report import BatchReport
+    from slackwater.pipeline.listener import Callbacks
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run
     from slackwater.pipeline.run.stopping import Stop, StopRequested
@@ -125,7 +126,7 @@ def _slackwater(bootstrap: str, folder: Path, topic: str, records: int) -> list[
     sender = threading.Thread(target=feed, name="sender", daemon=True)
     sender.start()
     try:
-        run(app_of(topic), options, note, stop=stop)
+        run(app_of(topic), options, Callbacks(committed=note), stop=stop)
     except StopRequested:
         sender.join()
     return ages(sent, readable)

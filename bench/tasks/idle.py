@@ -51,6 +51,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 def _idle(bootstrap: str, folder: Path, topic: str, idle_s: float) -> dict[str, dict[str, int]]:
     import slackwater as sw
     from slackwater.pipeline.batch.batch_report import BatchReport
+    from slackwater.pipeline.listener import Callbacks
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run
     from slackwater.pipeline.run.stopping import Stop, StopRequested
@@ -89,7 +90,7 @@ def _idle(bootstrap: str, folder: Path, topic: str, idle_s: float) -> dict[str, 
         master="local[2]",
     )
     try:
-        run(app, options, note, stop=stop)
+        run(app, options, Callbacks(committed=note), stop=stop)
     except StopRequested:
         feeder.join()
     store, found = open_store(str(folder / "store")), {}

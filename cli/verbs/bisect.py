@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import typer
 
-from ...client.declared.questions import ScanOptions
+from ...client.declared.questions import WrongOptions
 from ...client.show import formats
 from ...client.show.shown import Result
 from ...errors import Usage
@@ -41,7 +41,6 @@ def bisect(
     run: str = option("CMD", "Gets the moment as the file $SLACKWATER_DB; exits as git's run has it.", ""),
     first: bool = flag("--first", "The first change from good to bad, should there be several."),
     last: bool = flag("--last", "The last one."),
-    scan: bool = flag("--scan", "List all changes; for a condition on the single rows of one table."),
     out: Path | None = option("FILE", "Write all keys that turned bad to a .parquet, .csv or .json file."),
     every: bool = flag("--all", "List every bad record of the batch, in the app's order; --out writes these."),
     code: Many = programs("The program that ran, to replay the commit; again for the one before a deploy."),
@@ -49,7 +48,7 @@ def bisect(
     report: Path | None = option("FILE", "Write what was found as one .html file, without the values."),
     md: Path | None = option("FILE", "The same as .md, for a pull request."),
     show_values: bool = flag("--show-values", "Show keys, rows, payloads and literals in these files."),
-    **options: Unpack[ScanOptions],
+    **options: Unpack[WrongOptions],
 ) -> None:
     """Find the first commit at which something is wrong.
 
@@ -64,7 +63,7 @@ def bisect(
     twice, or an operation.
     """
     from ...client.searches import Reports, begun, in_folders
-    from ...client.show import values, verdict
+    from ...client.show import values
     from ...snapshot.bisect.session import Asked
 
     app_name, at, _ = (ref := app_name).partition("@")
@@ -72,9 +71,6 @@ def bisect(
     if at:
         hint = f"write `slackwater bisect {app_name}`, and --good {ref} if that is where it was good"
         raise Usage(f"bisect takes APP or APP/TABLE, found the ref {ref!r}; --good and --bad take refs", hint=hint)
-    if named and options["table"] not in ("", named):
-        raise Usage(f"{ref} and --table {options['table']} name two tables; give one of them")
-    options["table"] = options["table"] or named
     if every and no_replay:
         raise Usage("--all lists records that replays find, and --no-replay stops before them", hint="leave one out")
     if first and last:
@@ -85,15 +81,11 @@ def bisect(
     reports.check()
     typed: Any = options
     edge: Literal["", "first", "last"] = "first" if first else "last" if last else ""
-    asked = Asked(app_name, python=python, run=run, edge=edge, **typed)
+    asked = Asked(app_name, table=named, python=python, run=run, edge=edge, **typed)
     if asked.by_hand:
         hint = f"give --where, --check, --python or --run; or look yourself: `slackwater bisect start {app_name}`"
         raise Usage("nothing says what is wrong", hint=hint)
     app, asked = session.app(app_name), in_folders(session.client, asked)
-    if scan:
-        predicate = asked.predicate(session.client.store)
-        session.show(verdict.scan(app.flips(predicate, asked.good or None, asked.bad or None)))
-        return
     search = begun(session.client, asked)
     app.note_input_gone()
     _go_on(session, search, out, code, reports, replay=not no_replay, every=every)

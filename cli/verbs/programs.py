@@ -18,7 +18,6 @@ from ..session import Session, verb
 
 if TYPE_CHECKING:
     from ...operations.exchange.initialise import Loaded
-    from ...pipeline.batch.batch_report import BatchReport
     from ...pipeline.run.options import Options
 
 
@@ -92,26 +91,18 @@ def run(
         reporter.doing(f"loading {file}")
         with stop.at_once():
             # Spark's Python side takes a second or two.
-            from ...client.show.programs import commit_line
+            from ...pipeline.listener import Listener, Listeners
             from ...pipeline.run.program import run_file
 
-        observed = None
+        listener: Listener = reporter
         if metrics is not None:
             from ...pipeline.run.health import Health
             from ...pipeline.run.metrics import Metrics
 
             observed = Metrics(Health(hung_after / 1_000))
             session.note(f"metrics: http://localhost:{observed.serve(metrics)}/metrics")
-            reporter.on_doing = observed.health.doing
-            reporter.on_lags, reporter.on_archives = observed.observe_lags, observed.observe_archives
-
-        def on_commit(commit: "BatchReport") -> None:
-            reporter.show(commit, commit_line(commit))
-            if observed is not None:
-                observed.observe(commit)
-
-        health = observed.health if observed is not None else None
-        run_file(str(file), app=app_name, options=chosen, on_commit=on_commit, news=reporter, stop=stop, health=health)
+            listener = Listeners(reporter, observed, observed.health)
+        run_file(str(file), app=app_name, options=chosen, listener=listener, stop=stop)
 
 
 def _with_spark(
@@ -319,7 +310,6 @@ def init(
     "slackwater migrate flights.py --rename delay=delay_min",
     "slackwater migrate flights.py --rename-stage carriers=airlines",
     "slackwater migrate flights.py --app flights-staging   # a clone first",
-    "slackwater migrate flights.py --backfill              # compute what is new over the past, too",
     kafka=True,
     changes=True,
 )
@@ -327,15 +317,7 @@ def migrate(
     session: Session,
     file: Path = argument("FILE", "Python file that declares the app, as it is to be from now on."),
     app_name: str | None = option("NAME", "Migrate this app, for example a clone.", name="--app"),
-    backfill: bool = flag(
-        "--backfill", "Compute what was added over the past too, from Kafka, beside the running app."
-    ),
-    since: str = option("REF", "With --backfill: from this moment of the app on.", "", name="--from"),
-    master: str = option(
-        "URL",
-        "Spark master. Default: local[1], which says what columns the program declares; to backfill, local[*].",
-        "",
-    ),
+    master: str = option("URL", "Spark master, which says what columns the program declares.", "local[1]"),
     conf: Many = CONF,
     py_files: Many = PY_FILES,
     **options: Unpack[MigrateOptions],
@@ -344,25 +326,18 @@ def migrate(
 
     Says what changes, table by table, pins a snapshot of the moment before, and commits one version a stage: all of
     them or none. No data is rewritten; what has another meaning now is refused. A runner of the old program stops.
-
-    With --backfill, columns that this migration or an earlier one added get the values that they would have had, as
-    far back as Kafka goes; the app runs meanwhile. Broken off, the same command goes on.
+    New columns count from here on. To have them over the past, too: slackwater clone --empty, run, promote.
     """
-    if since and not backfill:
-        raise Usage("--from goes with --backfill")
     settings = session.settings
     by_settings = settings.run_options(None if settings.brokers else {})
-    spark = master or ("local[*]" if backfill else "local[1]")
-    run_options = _with_spark(session, by_settings, spark, conf, py_files)
+    run_options = _with_spark(session, by_settings, master, conf, py_files)
     with reporting(session) as reporter:
         reporter.doing(f"loading {file}")
         # Spark's Python side takes a second or two.
         from ...client.show.programs import migrated
-        from ...operations.program_changes.backfill import backfill_file
         from ...operations.program_changes.program import migrate_file
 
         names: Any = {"app": app_name, "renames": options["rename"], "stages": options["rename_stage"]}
-        how: Any = {"options": run_options, "dry_run": options["dry_run"], "news": reporter}
-        past = backfill_file(str(file), since=since, **names, **how) if backfill else None
-        done = past.migrated if past is not None else migrate_file(str(file), **names, **how)
-    session.show(migrated(done, past, str(file), dry_run=options["dry_run"]))
+        how: Any = {"options": run_options, "dry_run": options["dry_run"], "listener": reporter}
+        done = migrate_file(str(file), **names, **how)
+    session.show(migrated(done, str(file), dry_run=options["dry_run"]))

@@ -24,7 +24,7 @@ from ..session import Session, check_table, verb
     "slackwater query flights \"FROM versions('carriers', '-1h') WHERE carrier = 'UA'\"",
     "slackwater query flights@before-deploy \"FROM inflight('by-carrier')\"",
     "slackwater query flights@before-deploy --ui",
-    "slackwater query flights --file report.sql --json",
+    "slackwater query flights - --json < report.sql",
     'slackwater query flights "FROM carriers" --server http://10.0.0.7:8350',
     kafka=True,
 )
@@ -32,7 +32,6 @@ def query(
     session: Session,
     ref: str = REF,
     sql: str | None = argument("SQL", "DuckDB SQL over the app's tables; '-' reads it from standard input.", None),
-    file: Path | None = option("FILE", "Read the SQL from a file.", exists=True, dir_okay=False),
     out: Path | None = option("FILE", "Write all rows to a .parquet, .csv or .json file."),
     limit: int = option("N", "Print this many rows; 0 for all.", 50, min=0),
     ui: bool = flag("--ui", "Open DuckDB's own page in the browser, over an export of that moment."),
@@ -45,23 +44,20 @@ def query(
     the repartition topic. Without SQL the tables and their columns are listed.
     """
     if ui:
-        if sql is not None or file is not None or out is not None:
+        if sql is not None or out is not None:
             raise Usage("--ui shows all tables of a moment", hint="leave the SQL and --out away")
         _show_page(session, ref)
         return
-    if sql is not None and file is not None:
-        raise Usage("the query is given twice: as an argument and with --file", hint="give one of them")
     no_user_code()
     from ...client.show import rows, values
 
-    if file is not None or sql == "-":
-        data = typer.get_binary_stream("stdin").read() if file is None else file.read_bytes()
+    if sql == "-":
+        data = typer.get_binary_stream("stdin").read()
         try:
             sql = data.decode()
         except UnicodeDecodeError as error:
             wrong = f"byte {error.start} is 0x{data[error.start]:02x}"
-            where = f"the SQL in {file or 'standard input'} is not UTF-8"
-            raise Usage(f"{where}: {wrong}", hint="save it as UTF-8") from None
+            raise Usage(f"the SQL in standard input is not UTF-8: {wrong}", hint="save it as UTF-8") from None
     if out is not None:
         values.check_ending(out)
         if sql is None:

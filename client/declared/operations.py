@@ -202,6 +202,7 @@ class CloneOptions(TypedDict, total=False):
         ),
     ]
     deep: Annotated[bool, Param("Copy everything into that other root, after which the source may vanish.")]
+    empty: Annotated[bool, Param("Take no state: the clone reads its topics from the beginning.")]
     owner: Annotated[str, Param("Who has it. Default: you, as user@host.", "WHO")]
     reason: Annotated[str, Param("What it is for.", "TEXT")]
 

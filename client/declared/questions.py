@@ -43,7 +43,7 @@ class DiffOptions(TypedDict, total=False):
     table: Annotated[str, Param("Only this table. Default: all.", "NAME", limits=_NAME_OR_NONE)]
 
 
-class ScanOptions(TypedDict, total=False):
+class WrongOptions(TypedDict, total=False):
     """What is wrong, and between which moments it became so."""
 
     where: Annotated[
@@ -52,9 +52,6 @@ class ScanOptions(TypedDict, total=False):
     check: Annotated[
         str,
         Param("Instead, a condition that must hold: over a table's columns, or a SELECT.", "CONDITION", limits=_SQL),
-    ]
-    table: Annotated[
-        str, Param("The table that the condition is over, where its columns do not say.", "TABLE", limits=_NAME_OR_NONE)
     ]
     good: Annotated[
         When | None,
@@ -71,9 +68,12 @@ class ScanOptions(TypedDict, total=False):
     ]
 
 
-class SearchOptions(ScanOptions, total=False):
+class SearchOptions(WrongOptions, total=False):
     """The same, and which change is meant."""
 
+    table: Annotated[
+        str, Param("The table that the condition is over, where its columns do not say.", "TABLE", limits=_NAME_OR_NONE)
+    ]
     edge: Annotated[
         Literal["", "first", "last"], Param("Which change is meant, should the search meet several.", default="")
     ]

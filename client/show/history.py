@@ -10,17 +10,12 @@ from ...snapshot.diff.key_history import RowHistory
 from ...snapshot.diff.moments import TableDiff
 from ...snapshot.query.log import LogEntry
 from ...snapshot.take.audit_log import Operation
+from ...store.versions.kinds import KINDS
 from . import formats, values
 from .document import Block, Cell, Name, TableBlock, Title
 from .shown import Result, fields
 from .values import changed_rows, key_word, tolerance, value_lines
 from .verdict import record_data
-
-_IDLE = (
-    *("compaction", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind", "edit"),
-    *("promote", "demote", "forget", "recover", "reset"),
-)
-"""Kinds of versions that read no rows."""
 
 
 def log(commits: Sequence[LogEntry], app_name: str) -> Result:
@@ -37,7 +32,6 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
     rows: list[tuple[Cell, ...]] = []
     for entry in commits:
         watermark = "-" if entry.watermark_ms is None else instants.iso(entry.watermark_ms)
-        is_idle = entry.kind in _IDLE
         rows.append(
             (
                 instants.when(entry.time_ms),
@@ -45,7 +39,7 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
                 f"v{entry.version}",
                 entry.kind,
                 _rows_in(entry),
-                "-" if is_idle else formats.duration(entry.duration_ms),
+                formats.duration(entry.duration_ms) if KINDS[entry.kind].shows_reading else "-",
                 ", ".join(entry.snapshots),
                 *([watermark] if timed else []),
                 *([_can_be(entry)] if with_replays else []),
@@ -61,7 +55,7 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
 
 
 def _rows_in(entry: LogEntry) -> Cell:
-    if entry.kind in _IDLE or entry.rows_in is None:
+    if entry.rows_in is None or not KINDS[entry.kind].shows_reading:
         return "-"
     return formats.at_most(entry.rows_in) if entry.attached else entry.rows_in
 
@@ -91,8 +85,6 @@ def _instead(entry: LogEntry) -> Iterator[str]:
         yield f"lost {formats.between(lost.topic, lost.starts, lost.ends)}{rows}"
     if entry.added:
         yield f"since here: {', '.join(entry.added)}"
-    if entry.backfilled:
-        yield f"backfilled: {', '.join(entry.backfilled)}"
     if entry.rewound is not None:
         yield f"as v{entry.rewound} was" if entry.rewound else "as before it began"
     if entry.reset:
@@ -102,7 +94,7 @@ def _instead(entry: LogEntry) -> Iterator[str]:
     if entry.deployed:
         yield f"deploy: {entry.deployed}"
     if entry.renamed:
-        yield f"{'was called' if entry.kind == 'rename' else 'is called'} {entry.renamed}"
+        yield f"{'was called' if KINDS[entry.kind].begins else 'is called'} {entry.renamed}"
 
 
 def operations(done: Sequence[Operation], app_name: str, *, is_filtered: bool = False) -> Result:

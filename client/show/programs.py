@@ -1,4 +1,4 @@
-"""What becomes stored state: by migrations, backfills, first versions, batches run again, queries that are followed."""
+"""What becomes stored state: by migrations, first versions, batches run again, queries that are followed."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -14,7 +14,6 @@ from ...operations.from_spark.adopt.adopting import AdoptionPlan
 from ...operations.from_spark.adopt.adoption import Adopted, AdoptedBatch
 from ...operations.from_spark.adopt.shadow import ShadowBatch
 from ...operations.from_spark.attach.tail import Landed, ToAttach
-from ...operations.program_changes.backfill import Backfilled
 from ...pipeline.batch.batch_report import BatchReport
 from ...snapshot.change.migrate import Migrated, lines
 from ...snapshot.query.log import batches_brought
@@ -28,22 +27,12 @@ from .shown import Already, Result, Words, fields, operation
 
 
 @operation
-def migrated(done: Migrated, past: Backfilled | None, file: str, *, dry_run: bool) -> Words:
-    """What a changed program changes, and what was computed over the past; None where that was not asked for."""
+def migrated(done: Migrated, file: str, *, dry_run: bool) -> Words:
+    """Changes that a migration makes, or would make."""
     yield from _migrated(done, file, dry_run)
     data = fields(done.plan, "app", "changes", versions=done.versions)
     data |= {"migration": done.number or None, "snapshot": done.snapshot or None, "finished": done.finished or None}
-    if past is None:
-        return data
-    yield from past_words(past, dry_run)
-    columns = [
-        fields(each.target, "stage", "columns", "since")
-        | fields(each, "whole", "records", "from_ms", "keys", "keys_exact", "ssts", "bytes")
-        | {"version": each.version or None, "complete_from": each.starts, "until": each.target.ends}
-        | {"needed": each.needed or None}
-        for each in past.filled
-    ]
-    return data | {"backfill": {"columns": columns, "left": past.left}}
+    return data
 
 
 def _migrated(done: Migrated, file: str, dry_run: bool) -> Iterator[Block]:
@@ -65,36 +54,6 @@ def _migrated(done: Migrated, file: str, dry_run: bool) -> Iterator[Block]:
     yield "run it: ", Command(f"slackwater run {file} --app {app}")
     clone = Command(f"slackwater clone {before} {app}-before")
     yield "back to before, beside it: ", clone, f", and run the old program with --app {app}-before"
-
-
-def past_words(past: Backfilled, dry_run: bool) -> Iterator[Block]:
-    """What a backfill did, or would do, column by column."""
-    if not past.filled and not past.left:
-        yield "nothing to backfill: no column is without the past"
-    for each in past.filled:
-        target, columns = each.target, ", ".join(each.target.columns)
-        windows = [formats.between(topic, at, target.ends[topic]) for topic, at in each.starts.items()]
-        since = f", from {instants.iso(each.from_ms)} on" if each.from_ms is not None else ""
-        read = ", ".join(filter(None, windows)) or "nothing: nothing was read before"
-        read += f" (at most {plural(each.records, 'record')}{since})"
-        if dry_run:
-            yield f"{target.stage}: {columns} would be computed from {read}"
-        else:
-            keys, ssts = plural(each.keys, "key"), plural(each.ssts, "SST")
-            keys = keys if each.keys_exact else f"at most {keys}"
-            yield f"{target.stage}  v{each.version}"
-            yield f"  {columns} computed from {read}"
-            yield f"  {keys} brought in by one commit, {ssts} rewritten, {formats.size(each.bytes)}"
-        whole = "complete: of all that the stage ever read"
-        part = f"complete from {formats.starts(each.starts)} on; what came before is not in it"
-        yield f"  {whole if each.whole else part}"
-        if each.needed:
-            yield f"  {each.needed} stays, as a batch under way may need it; the next --backfill removes it"
-    for left in past.left:
-        stay = "stays" if len(left.columns) == 1 else "stay"
-        yield f"{left.stage}: {', '.join(left.columns)} {stay} as before: {left.why}"
-        if left.hint:
-            yield f"  {left.hint}"
 
 
 @operation
@@ -258,7 +217,7 @@ def _dependence(one: Dependence, mask: Mask) -> dict[str, Any]:
         "num_keys": len(keys) if keys is not None else 0,
         "keys": values.stream(changes),
         "sent": {
-            name: {"first": rows.first.num_rows, "second": rows.second.num_rows}
+            name: {"first": rows.missing.num_rows, "second": rows.added.num_rows}
             for name, rows in one.different.sent.items()
         },
         "error": mask.reason(one.different.failed) or None,
@@ -322,7 +281,7 @@ def _finding(found: Sequence[Dependence], mask: Mask) -> Iterator[Block]:
     for name, rows in one.different.sent.items():
         counts = (
             f"{plural(each.num_rows, 'row')} only {title}"
-            for each, title in ((rows.first, first), (rows.second, second))
+            for each, title in ((rows.missing, first), (rows.added, second))
             if each.num_rows
         )
         yield f"v{one.version}, sent on {name}: {', '.join(counts)}"

@@ -66,8 +66,6 @@ def columns_table(found: Mapping[str, Sequence[TableColumn]]) -> TableBlock:
     """The columns of each table."""
 
     def role(column: TableColumn) -> str:
-        if column.complete_from:
-            return f"complete from {formats.starts(column.complete_from)}"
         return "key" if column.key else f"since v{column.since}" if column.since else ""
 
     lines = ((name, each.name, each.type, role(each)) for name, listed in found.items() for each in listed)

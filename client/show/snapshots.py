@@ -147,7 +147,10 @@ def _made_of(plan: ClonePlan, flags: str, dry_run: bool) -> Iterator[Block]:
         read = ((name, each) for name, each in at.inputs.items() if not each.upstream)
         topics = ((plan.topics.get(name, each.topic), each.offsets) for name, each in read)
         rows.append((stage, f"v{version}", instants.iso(at.time_ms), shared, formats.offsets(topics)))
-    yield TableBlock.of(("stage", ">version", "committed", ">state shared", "goes on at"), rows)
+    if origin and origin.empty:
+        yield f"it begins without state, and reads {', '.join(sorted(set(plan.topics.values())))} from the beginning"
+    else:
+        yield TableBlock.of(("stage", ">version", "committed", ">state shared", "goes on at"), rows)
     masks = origin.masks if origin else {}
     for table, num_bytes in plan.copies.items():
         hidden = [f"{place.removeprefix(f'{table}.')} ({how})" for place, how in masks.items() if _is_of(place, table)]
@@ -168,7 +171,7 @@ def _made_of(plan: ClonePlan, flags: str, dry_run: bool) -> Iterator[Block]:
         return
     if origin and origin.snapshot:
         yield f"{plan.source.app}@{origin.snapshot} keeps the state that the clone shares"
-    elif origin:
+    elif origin and origin.deep:
         yield f"nothing of it is in {plan.source.app}, which may go"
     queries = {stage: at.attached for stage, at in plan.source.stages.items() if at.attached is not None}
     for stage, query in queries.items():

@@ -10,6 +10,7 @@ from ...snapshot.status.archives import ArchiveStatus
 from ...snapshot.status.lag import InputLag
 from ...snapshot.status.overview import AppCost, AppOverview, StageOverview
 from ...snapshot.verify.report import CHECKS
+from ...store.versions.kinds import KINDS
 from . import formats
 from .document import Block, Cell, TableBlock, Title
 from .formats import count, plural, size
@@ -38,7 +39,8 @@ def _overview(each: AppOverview) -> Iterator[Block]:
     called = min(each.names, key=lambda name: "~" in name, default=each.app)
     title = [f"{formats.in_folder(called, each.app)}  created {instants.when(each.created_ms)}"]
     if each.origin:
-        moment = f"@{each.origin.snapshot}" if each.origin.snapshot else ", with everything of its own"
+        without = ", begun without state" if each.origin.empty else ", with everything of its own"
+        moment = f"@{each.origin.snapshot}" if each.origin.snapshot else without
         title.append(f"clone of {each.origin.app}{moment}")
     if each.requested:
         title.append(f"snapshot asked for: {', '.join(each.requested)}")
@@ -129,7 +131,7 @@ def _rows(stage: StageOverview) -> Cell:
         return "-"
     if stage.attached is not None:
         return formats.at_most(stage.rows)
-    return stage.rows if stage.rows or stage.kind == "batch" else "-"
+    return stage.rows if stage.rows or KINDS[stage.kind].reads_records else "-"
 
 
 def _lag(source: InputLag) -> str:

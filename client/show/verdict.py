@@ -13,7 +13,7 @@ import pyarrow as pa
 from ...common import instants
 from ...snapshot.bisect.causes import CLASSES, NOTE, Behind, Cause
 from ...snapshot.bisect.session import KeptSearch
-from ...snapshot.bisect.verdict import MAX_ROWS, Address, Evaluation, Flips, Guilty, Verdict
+from ...snapshot.bisect.verdict import MAX_ROWS, Address, Evaluation, Guilty, Verdict
 from ...snapshot.bisect.watcher import Findings, Invariant, State
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.lineage import Lineage, Window
@@ -375,15 +375,6 @@ def record_data(guilty: Guilty | None) -> dict[str, Any] | None:
         **fields(guilty, "windows", "others", "of_key", "proved"),
         "reason": guilty.reason or None,
     }
-
-
-def scan(found: Flips) -> Result:
-    """All changes of a condition on single rows."""
-    written = f"{found.stage}@v{found.first + 1}..v{found.last}, of {plural(found.rows, 'row')} written"
-    turns = {True: "good to bad", False: "bad to good"}
-    rows = ((flip.ref, instants.when(flip.time_ms), turns[flip.bad], flip.keys) for flip in found.flips)
-    changes = TableBlock.of(("commit", "committed", "went from", ">wrong keys"), rows)
-    return Result(found, changes if found.flips else "", f"{plural(len(found.flips), 'change')} in {written}")
 
 
 def explained(search: KeptSearch) -> Result:

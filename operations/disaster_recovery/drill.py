@@ -8,20 +8,24 @@ reached, and read again to the last byte.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 from ...common import instants
 from ...errors import NotFound, ObjectNotFound, Refused, SlackwaterError
+from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.resolve import resolve
 from ...snapshot.take.audit_log import record
 from ...snapshot.verify.verify import Report, verify
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, keys
 from ...store.versions.side_tables import tables_of
-from ..maintenance.removal import Removal, remove_app
-from ..staging.clone import clone
+from ..maintenance.removal import Removal
+from ..staging.clone import ScratchClone
 from ..staging.clone_plan import Terms as CloneTerms
 from .fence import look
 from .recover import Clock
-from .recover_plan import FailoverTerms, Recoverable, RecoveryPlan, find_replica, make_plan
+from .recover_plan import FailoverTerms, RecoveryPlan, find_replica, make_plan
 
 REASON = "recovery drill"
 _ATTEMPTS = 3
@@ -81,7 +85,7 @@ _AFTER = ("compare with the app", "read the replica again", "read what would run
 def drill(
     target: ObjectStore,
     app: str,
-    kafka: Recoverable,
+    kafka: Topics,
     *,
     primary: Callable[[str], ObjectStore] | None,
     terms: FailoverTerms,
@@ -97,7 +101,6 @@ def drill(
     stays. Raises as `recover` where the app could not be recovered.
     """
     name, clock = f"{app}-drill", Clock()
-    _remove_left(target, app, name, by, outside, pause)
     for attempt in range(_ATTEMPTS):
         found, _ = find_replica(target, app)
         if found.state != "copy":
@@ -113,9 +116,13 @@ def drill(
         with clock.step("check the replica and Kafka"):
             plan = make_plan(target, app, kafka, there, terms)
         doing(f"making {name}")
+        ref, clone_terms = f"{app}@{plan.replicated.snapshot}", CloneTerms(topics=plan.topics, owner=by, reason=REASON)
         try:
+            start, channels = resolve(target, ref, now_ms=0), cast("Topics", _Proved(kafka))
+            scratch = ScratchClone(target, ref, start, name, clone_terms, channels, by, outside, partial(pause, 1.0))
+            scratch.drop()
             with clock.step("make it ready to run"):
-                made = _cloned(target, plan, name, kafka, by)
+                scratch.make(noted=False)
             break
         except NotFound:  # a new cut took the place of that one meanwhile
             if attempt == _ATTEMPTS - 1:
@@ -125,15 +132,16 @@ def drill(
         doing("comparing and reading again")
         with clock.step("compare with the app"):
             tables, why_not = _compared(old if there.heads else None, target, plan)
-        pinned = f"{app}@{made}"
+        origin = apps.read_app(target, name).origin
+        assert origin is not None  # noqa: S101  it is a clone
         with clock.step("read the replica again"):
-            replica = verify(target, pinned, now_ms=instants.now_ms(), deep=True, reader=None)
+            replica = verify(target, f"{app}@{origin.snapshot}", now_ms=instants.now_ms(), deep=True, reader=None)
         with clock.step("read what would run again"):
             recovered = verify(target, name, now_ms=instants.now_ms(), deep=True, reader=None)
     finally:
         if not keep:
             with clock.step("remove the clone"):
-                _remove(target, name, by, outside, pause)
+                scratch.drop()
     done = Drill(
         app,
         target.url,
@@ -154,23 +162,12 @@ def drill(
 class _Proved:
     """Kafka, of which it was asked already where topics are read on: a clone that never runs need not be there."""
 
-    def __init__(self, kafka: Recoverable) -> None:
+    def __init__(self, kafka: Topics) -> None:
         self.ends, self.announce, self.copy = kafka.ends, kafka.announce, kafka.copy
         self.topic_id = kafka.topic_id
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
         """It was."""
-
-
-def _cloned(target: ObjectStore, plan: RecoveryPlan, name: str, kafka: Recoverable, by: str) -> str:
-    """Make the clone; the snapshot of the replica that pins its cut."""
-    terms = CloneTerms(topics=plan.topics, owner=by, reason=REASON)
-    source, channels = f"{plan.app}@{plan.replicated.snapshot}", _Proved(kafka)
-    now_ms = instants.now_ms()
-    done = clone(target, source, name, channels=channels, terms=terms, by=by, now_ms=now_ms, noted=False)
-    info = apps.read_app(target, done.info.name)
-    assert info.origin is not None  # noqa: S101  it is a clone
-    return info.origin.snapshot
 
 
 def _compared(store: ObjectStore | None, target: ObjectStore, plan: RecoveryPlan) -> tuple[tuple[TableProof, ...], str]:
@@ -196,29 +193,3 @@ def _proofs(plan: RecoveryPlan, same: Mapping[str, str]) -> Iterator[TableProof]
         for name, at in tables_of(manifest, stage).items():
             rows, size = (sum(each) for each in ((s.rows for s in at.ssts), (s.bytes for s in at.ssts)))
             yield TableProof(name, manifest.version, rows, len(at.ssts), size, same[stage])
-
-
-def _remove_left(
-    target: ObjectStore,
-    app: str,
-    name: str,
-    by: str,
-    outside: Callable[[Removal], None],
-    pause: Callable[[float], None],
-) -> None:
-    """Remove the clone of a drill that was broken off. Raises `Refused` where another app has its name."""
-    info, _ = apps.find_begun(target, name)
-    if info is None:
-        return
-    if info.origin is None or info.origin.app != app or info.reason != REASON:
-        raise Refused(
-            f"there is an app {name!r} under {target.url}, which a drill would be called",
-            hint=f"it is none of a drill's; look at it: slackwater status {name} --store {target.url}",
-        )
-    _remove(target, name, by, outside, pause)
-
-
-def _remove(
-    target: ObjectStore, name: str, by: str, outside: Callable[[Removal], None], pause: Callable[[float], None]
-) -> None:
-    remove_app(target, name, by=by, now_ms=instants.now_ms(), outside=outside, pause=pause)

@@ -5,14 +5,14 @@ other offsets, tells where the app stood.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.in_flight import InFlight, in_flight
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.replicas import Anchor, SinkRest
 from ...snapshot.cut.stored import Captured, Snapshot
-from ...snapshot.take.capture import ChannelReader, capture
+from ...snapshot.take.capture import capture
 from ...state.topics import are_two
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, published
@@ -22,28 +22,13 @@ ANCHORS = 16
 """Records kept for each partition: so many in a row are not the same ones elsewhere in a topic, but for a fault."""
 
 
-class KafkaReader(ChannelReader, Protocol):
-    """What replicating needs of Kafka; `pipeline` implements it."""
-
-    def topic_id(self, topic: str, /) -> str:
-        """Kafka's id of a topic; empty where nobody knows."""
-        ...
-
-    def before(self, topic: str, partition: int, offset: int, count: int, /) -> tuple[Anchor, ...]:
-        """The last records of a partition before an offset, at most `count`, oldest first.
-
-        Raises `NotFound` where there is no such topic, and `Unavailable`.
-        """
-        ...
-
-
 def records_in_flight(
     source: ObjectStore,
     target: ObjectStore,
     cut: Cut,
     name: str,
     keepers: Iterable[Snapshot],
-    reader: KafkaReader | None,
+    reader: Topics | None,
 ) -> tuple[tuple[Captured, ...], str]:
     """The records in flight of a cut, kept in the target for snapshot `name`: and why there are none, if there are not.
 
@@ -65,7 +50,7 @@ def records_in_flight(
 
 
 def sink_rests(
-    source: ObjectStore, target: ObjectStore, cut: Cut, name: str, reader: KafkaReader | None
+    source: ObjectStore, target: ObjectStore, cut: Cut, name: str, reader: Topics | None
 ) -> tuple[tuple[SinkRest, ...], str]:
     """What sinks had still to publish at a cut, kept likewise; and why not, if it is not."""
     found: list[SinkRest] = []
@@ -114,7 +99,7 @@ def _unpublished(store: ObjectStore, head: Manifest) -> Iterator[tuple[str, InFl
         )
 
 
-def anchors_of(cut: Cut, reader: KafkaReader | None) -> dict[str, tuple[tuple[Anchor, ...], ...]]:
+def anchors_of(cut: Cut, reader: Topics | None) -> dict[str, tuple[tuple[Anchor, ...], ...]]:
     """By user's topic as declared and partition, the last records that the cut has read; none where Kafka is away.
 
     Of several stages that read one topic each has read up to offsets of its own: see `anchor_name`.

@@ -6,34 +6,13 @@ Anything else would read records twice or leave some out, and is refused.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ...errors import NotFound, Refused
 from ...pipeline.kafka.failover import Sync
-from ...snapshot.change.first_versions import Topics
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.replicas import Anchor
-
-
-class MirrorTopics(Topics, Protocol):
-    """What is asked of Kafka about users' topics; `pipeline` implements it."""
-
-    def bounds(self, topic: str, /) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """The first and the end offset of each partition, or None when there is no such topic."""
-        ...
-
-    def before(self, topic: str, partition: int, offset: int, count: int, /) -> tuple[Anchor, ...]:
-        """The last records of a partition before an offset, at most `count`, oldest first."""
-        ...
-
-    def records(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[Anchor]:
-        """The records of a partition from one offset up to another."""
-        ...
-
-    def syncs(self, alias: str, topic: str, /) -> Mapping[int, Sequence[Sync]]:
-        """By partition, what MirrorMaker 2 says of the offsets of a topic of the cluster that it calls `alias`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,34 +49,34 @@ class Source:
     anchors: tuple[Anchor, ...]
 
 
-def mirrored_name(kafka: MirrorTopics, topic: str, alias: str) -> str:
+def mirrored_name(kafka: Topics, topic: str, alias: str) -> str:
     """What a mirror calls a topic of the cluster `alias`: as MirrorMaker 2 does, or by its own name.
 
     Raises `NotFound` where there is neither.
     """
     for name in (f"{alias}.{topic}", topic):
-        if kafka.bounds(name) is not None:
+        if kafka.ends(name) is not None:
             return name
     hint = f"mirror {topic}, or say what it is called there: --topic {topic}=OTHER"
     raise NotFound("Kafka topic", f"{alias}.{topic}", (), hint=hint)
 
 
-def position(kafka: MirrorTopics, source: Source, alias: str | None) -> ReadOn:
+def position(kafka: Topics, source: Source, alias: str | None) -> ReadOn:
     """Where a partition is read on. `alias` is the cluster of which Kafka is a mirror, None where it is none.
 
     Raises `NotFound` where there is no such topic or partition, and `Refused` where nobody can tell.
     """
-    bounds = kafka.bounds(source.topic)
-    if bounds is None or source.partition >= len(bounds[1]):
+    now = kafka.state(source.topic)
+    if now is None or source.partition >= len(now.ends):
         hint = "make it again with as many partitions, or say which topic has its records: --topic NAME=OTHER"
         raise NotFound("Kafka topic", f"{source.topic}[{source.partition}]", (), hint=hint)
-    first, end = bounds[0][source.partition], bounds[1][source.partition]
+    first, end = now.earliest[source.partition], now.ends[source.partition]
     if source.offset == 0:
         return ReadOn(0, "same offset")
     return _same(kafka, source, first, end) if alias is None else _mirrored(kafka, source, first, end, alias)
 
 
-def _same(kafka: MirrorTopics, source: Source, first: int, end: int) -> ReadOn:
+def _same(kafka: Topics, source: Source, first: int, end: int) -> ReadOn:
     at = f"{source.topic}[{source.partition}]"
     if not first <= source.offset <= end:
         raise Refused(
@@ -117,7 +96,7 @@ def _same(kafka: MirrorTopics, source: Source, first: int, end: int) -> ReadOn:
     return ReadOn(source.offset, "same offset")
 
 
-def _mirrored(kafka: MirrorTopics, source: Source, first: int, end: int, alias: str) -> ReadOn:
+def _mirrored(kafka: Topics, source: Source, first: int, end: int, alias: str) -> ReadOn:
     at = f"{source.topic}[{source.partition}]"
     syncs = sorted(kafka.syncs(alias, source.read).get(source.partition, ()))
     if source.anchors:
@@ -125,7 +104,7 @@ def _mirrored(kafka: MirrorTopics, source: Source, first: int, end: int, alias: 
         earliest_ms = min(each.time_ms for each in source.anchors)
         start = near[1] if near else kafka.since(source.topic, earliest_ms)[source.partition]
         start = max(start, first)
-        found = match(kafka.records(source.topic, source.partition, start, end), source.anchors, start, end)
+        found = match(kafka.anchors(source.topic, source.partition, start, end), source.anchors, start, end)
         if len(found) == 1:
             (one,) = found
             lacks = one.count < len(source.anchors)

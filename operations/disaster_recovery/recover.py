@@ -30,22 +30,23 @@ from ...snapshot.change.migration import finish
 from ...snapshot.cut import replicas
 from ...snapshot.cut.graph import Cut, channels
 from ...snapshot.cut.in_flight import InFlight, channel_state
+from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.migrations import MIGRATIONS, MigratedStage, Migration
 from ...snapshot.cut.replicas import Recovery, SinkRest, find_recovery
 from ...snapshot.take.capture import read
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys, notes
 from ...store.versions.amend import Amendment, amend
+from ...store.versions.kinds import RECOVER
 from ...store.versions.manifest import Input, Manifest, Output, Sink
-from ...store.versions.migrations import MIGRATIONS, MigratedStage, Migration
 from .fence import Primary, fence, look
-from .kafka_state import KafkaReader
-from .recover_plan import FailoverTerms, Recoverable, RecoveryPlan, find_replica, make_plan
+from .recover_plan import FailoverTerms, RecoveryPlan, find_replica, make_plan
 from .replicate import Replicator, Round
 
 _RECOVERED = re.compile(r"-r[0-9]{1,20}\Z")
 
 
-def steps(target: ObjectStore, found: RecoveryPlan, kafka: Recoverable, number: int) -> dict[str, MigratedStage]:
+def steps(target: ObjectStore, found: RecoveryPlan, kafka: Topics, number: int) -> dict[str, MigratedStage]:
     """What becomes of each stage, once what was on its way has been copied.
 
     Copied again after a crash, what a first copy has left is of attempts that nobody names. Raises `Corruption` where
@@ -100,7 +101,7 @@ def _output(
     stage: str,
     name: str,
     known: Output,
-    kafka: Recoverable,
+    kafka: Topics,
     carried: Mapping[str, Carried],
 ) -> Output:
     if (had := carried.get(name)) is not None:
@@ -117,7 +118,7 @@ def _without_attempts(state: InFlight) -> InFlight:
 
 
 def _sinks(
-    target: ObjectStore, was: Manifest, kafka: Recoverable, number: int, kept: tuple[SinkRest, ...]
+    target: ObjectStore, was: Manifest, kafka: Topics, number: int, kept: tuple[SinkRest, ...]
 ) -> tuple[dict[str, Sink], dict[str, Sink]]:
     """The sinks of a stage, begun anew with no rows; and behind that what they had still to publish.
 
@@ -127,7 +128,8 @@ def _sinks(
     begun, rests = {}, {}
     for name, sink in was.sinks.items():
         topic = f"{_RECOVERED.sub('', sink.topic)}-r{number}"
-        at = Sink(topic, kafka.internal(topic), 1, sink.kind, topic_id=kafka.topic_id(topic))
+        end, topic_id = kafka.internal(topic)
+        at = Sink(topic, end, 1, sink.kind, topic_id=topic_id)
         begun[name] = at
         for rest in kept:
             if (rest.stage, rest.sink) == (was.stage, name):
@@ -197,12 +199,12 @@ class Recovered:
 def recover(
     target: ObjectStore,
     app: str,
-    kafka: Recoverable,
+    kafka: Topics,
     *,
     primary: Callable[[str], ObjectStore] | None,
     terms: FailoverTerms,
     by: str,
-    reader: KafkaReader | None = None,
+    reader: Topics | None = None,
     as_it_is: bool = False,
     dry_run: bool = False,
     doing: Callable[[str], None] = lambda _what: None,
@@ -281,7 +283,7 @@ def _decided(target: ObjectStore, app: str, begun: Recovery | None) -> Migration
 
 
 def _catch_up(
-    store: ObjectStore, target: ObjectStore, app: str, by: str, reader: KafkaReader | None
+    store: ObjectStore, target: ObjectStore, app: str, by: str, reader: Topics | None
 ) -> tuple[Round | None, str]:
     """Copy what the app has committed since, and why not, where that cannot be."""
     copies = Replicator(store, target, app, by, reader, recovering=True)
@@ -291,7 +293,7 @@ def _catch_up(
         return None, error.message
 
 
-def _decide(target: ObjectStore, plan: RecoveryPlan, kafka: Recoverable, note: Recovery, clock: Clock) -> Migration:
+def _decide(target: ObjectStore, plan: RecoveryPlan, kafka: Topics, note: Recovery, clock: Clock) -> Migration:
     """Carry what was on its way, and decide what becomes of each stage; the decision, of whoever was first."""
     app, last = plan.app, MIGRATIONS.newest(target, plan.app)
     number = last.number + 1 if last is not None else 1
@@ -310,7 +312,7 @@ def _decide(target: ObjectStore, plan: RecoveryPlan, kafka: Recoverable, note: R
 
 
 def _finish(
-    target: ObjectStore, app: str, decided: Migration, kafka: Recoverable, note: Recovery, plan: RecoveryPlan | None
+    target: ObjectStore, app: str, decided: Migration, kafka: Topics, note: Recovery, plan: RecoveryPlan | None
 ) -> dict[str, int]:
     """Commit what is left of a recovery that is decided, and say that the replica is the app; its newest versions."""
     finish(target, decided, now_ms=instants.now_ms())
@@ -319,7 +321,7 @@ def _finish(
         head = history.head(target, app, stage)
         if head is None or step.retires:
             continue
-        if step.rests and head.kind == "recover" and head.rewind is not None:
+        if step.rests and head.traits is RECOVER and head.rewind is not None:
             head = amend(target, head, _with_rests(step.rests), by=note.by, now_ms=instants.now_ms()).manifest
         versions[stage] = head.version
         kafka.announce(app, stage, {read.topic: read.offsets for read in head.inputs.values()})
@@ -336,7 +338,7 @@ def _with_rests(rests: Mapping[str, Sink]) -> Amendment:
     """The version that brings what sinks had still to publish."""
 
     def requires(newest: Manifest) -> bool:
-        return newest.kind == "recover" and newest.rewind is not None
+        return newest.traits is RECOVER and newest.rewind is not None
 
     def update(draft: Manifest) -> Manifest:
         sinks = {

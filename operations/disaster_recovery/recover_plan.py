@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -11,24 +10,19 @@ from ...errors import NotFound, Refused, SlackwaterError
 from ...snapshot.cut import replicas
 from ...snapshot.cut.graph import Cut, order, violations
 from ...snapshot.cut.in_flight import InFlight, in_flight
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, without_retired
 from ...snapshot.cut.replicas import Replica, ReplicaCut
 from ...snapshot.cut.stored import Snapshot, read_snapshot
+from ...snapshot.under_way.exclusion import Intent, check_exclusion
+from ...snapshot.under_way.signs import UnderWay
 from ...state.records import windows
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys
 from ...store.versions.manifest import AppInfo, Input, Manifest
 from .fence import Primary
 from .kafka_state import anchor_name
-from .mirror_offsets import MirrorTopics, ReadOn, Source, mirrored_name, position
-
-
-class Recoverable(MirrorTopics, Protocol):
-    """What a recovery needs of Kafka; `pipeline` implements it."""
-
-    def internal(self, topic: str, /) -> int:
-        """Make the internal topic of a sink, if there is none, and say where it ends."""
-        ...
+from .mirror_offsets import ReadOn, Source, mirrored_name, position
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +90,8 @@ def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
     if found is None:
         there = tuple(name for name in target.list_folders("") if replicas.find(target, name))
         raise NotFound("replica", app, there, hint=f"looked under {target.url}; --from says where it is")
-    if found.state == "left":
-        raise Refused(
-            f"{app} under {target.url} was left behind when it was recovered: it runs under {found.root}",
-            hint=f"slackwater status {app} --store {found.root}; a replica of that may lie elsewhere",
-        )
+    history.list_stages(target, app)  # says so where it is half removed
+    check_exclusion(target, app, Intent.RECOVER, UnderWay.LEFT)
     cut = replicas.newest_cut(target, app)
     if cut is None or apps.find_app(target, app) is None:
         raise Refused(
@@ -110,9 +101,7 @@ def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
     return found, cut
 
 
-def make_plan(
-    target: ObjectStore, app: str, kafka: Recoverable, primary: Primary, terms: FailoverTerms
-) -> RecoveryPlan:
+def make_plan(target: ObjectStore, app: str, kafka: Topics, primary: Primary, terms: FailoverTerms) -> RecoveryPlan:
     """What recovering an app from its replica means; changes nothing.
 
     Raises `NotFound` where there is no replica, or no topic, and `Refused` where it cannot be told where a topic is
@@ -136,7 +125,7 @@ class Lacking(Refused):
 def _plan_of(
     target: ObjectStore,
     app: str,
-    kafka: Recoverable,
+    kafka: Topics,
     primary: Primary,
     terms: FailoverTerms,
     replica: Replica,
@@ -190,7 +179,7 @@ def _check_names(app: str, heads: Mapping[str, Manifest], stages: Mapping[str, M
             )
 
 
-def _topics(cut: Cut, kafka: Recoverable, info: AppInfo, terms: FailoverTerms) -> dict[str, str]:
+def _topics(cut: Cut, kafka: Topics, info: AppInfo, terms: FailoverTerms) -> dict[str, str]:
     """What users' topics are called from then on, by their names as declared, where it is something else."""
     declared = {
         name: read.topic for at in cut.stages.values() for name, read in at.inputs.items() if not read.upstream
@@ -209,7 +198,7 @@ def _topics(cut: Cut, kafka: Recoverable, info: AppInfo, terms: FailoverTerms) -
 
 
 def _inputs(
-    cut: Cut, kafka: Recoverable, replicated: ReplicaCut, topics: Mapping[str, str], terms: FailoverTerms
+    cut: Cut, kafka: Topics, replicated: ReplicaCut, topics: Mapping[str, str], terms: FailoverTerms
 ) -> Iterator[tuple[tuple[str, str], tuple[Input, tuple[ReadOn, ...]]]]:
     for stage in order(cut.stages):
         for name, read in sorted(cut.stages[stage].inputs.items()):
@@ -231,7 +220,7 @@ def _inputs(
 
 
 def _check_kept(
-    kafka: Recoverable, states: tuple[InFlight, ...], keeper: Snapshot | None, replicated: ReplicaCut, app: str
+    kafka: Topics, states: tuple[InFlight, ...], keeper: Snapshot | None, replicated: ReplicaCut, app: str
 ) -> None:
     """See that what was on the way is in the replica, or still in this Kafka."""
     for state in states:
@@ -256,7 +245,7 @@ def _lost(cut: Cut, primary: Primary) -> Iterator[LostVersions]:
 
 
 def _behind(
-    kafka: Recoverable, inputs: Mapping[tuple[str, str], tuple[Input, tuple[ReadOn, ...]]]
+    kafka: Topics, inputs: Mapping[tuple[str, str], tuple[Input, tuple[ReadOn, ...]]]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """What is behind where users' topics are read on: offsets in words, and how many by topic."""
     furthest: dict[str, tuple[int, ...]] = {}

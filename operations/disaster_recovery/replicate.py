@@ -18,19 +18,21 @@ from ulid import ULID
 from ...common import instants
 from ...errors import Corruption, Forbidden, NotFound, ObjectNotFound, Refused, Unavailable
 from ...snapshot.cut import replicas
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import without_retired
 from ...snapshot.cut.replicas import CUTS, PREFIX, REPLICAS, KnownReplica, ReplicaCut, SinkRest
 from ...snapshot.cut.stored import SNAPSHOTS, Snapshot
-from ...snapshot.gc.inventory import many
 from ...snapshot.take.audit_log import newest_operation
 from ...snapshot.take.capture import discard
+from ...store.objects.many import many
 from ...store.objects.protocol import ObjectStore
+from ...store.read.copier import WORKERS, Copier
 from ...store.versions import codec, history, keys
 from ...store.versions.horizon import Boundary
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts
-from .copier import WORKERS, Copier, copy_others, copy_rules, was_forgotten
-from .kafka_state import KafkaReader, anchors_of, records_in_flight, sink_rests
+from .beside_versions import copy_others, copy_rules, was_forgotten
+from .kafka_state import anchors_of, records_in_flight, sink_rests
 from .replica_standing import Pair
 from .replicate_plan import Todo, every_version, last_final
 from .sweep import drop_older, settle, sweep
@@ -75,7 +77,7 @@ class Replicator:
     target: ObjectStore
     app: str
     by: str
-    reader: KafkaReader | None = None
+    reader: Topics | None = None
     """None where nothing says where Kafka is: then what is on the way is not kept."""
     workers: int = WORKERS
     on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None

@@ -19,7 +19,7 @@ from ...store.versions import apps, history, horizon, keys
 from ...store.versions.forgotten import index as forgotten
 from ...store.versions.horizon import NOTHING_COLLECTED, Boundary, KeptCut
 from ...store.versions.side_tables import all_ssts
-from .copier import gone_from, was_forgotten
+from .beside_versions import gone_from, was_forgotten
 from .replicate_plan import Todo, last_final, needed
 
 

@@ -9,9 +9,10 @@ import pyarrow as pa
 from ...common import instants
 from ...errors import CommitConflict, Corruption, ObjectNotFound
 from ...snapshot.cut.moments import heads_of, stages_of
+from ...snapshot.gc import census
 from ...snapshot.query.fields import Field
-from ...snapshot.status import lag
 from ...snapshot.status.archives import archives_of
+from ...snapshot.under_way import runners
 from ...store.archive import index, objects
 from ...store.archive.index import INDEXES, ArchiveIndex, ArchiveObject
 from ...store.read.decode import read_whole
@@ -85,7 +86,7 @@ def unnamed(search: Search) -> Iterator[tuple[Held, bool]]:
     """
     store, app = search.member.store, search.member.app
     for archive in search.archives():
-        listed = [info for info in store.list(archive.prefix) if info.key.endswith(".parquet")]
+        listed = [info for info in store.list(archive.prefix) if census.kind_of(info.key) is census.ARCHIVED]
         # After the listing: what was appended in between is named.
         try:
             all_indexes = INDEXES.all(store, archive.prefix)
@@ -124,7 +125,7 @@ def _heads(member: Member) -> Iterable[Manifest]:
 
 
 def _runs(member: Member) -> bool:
-    return bool(lag.beats(member.store, member.app, instants.now_ms()))
+    return bool(runners.beats(member.store, member.app, instants.now_ms()))
 
 
 def _rows(search: Search, one: ArchiveObject) -> Iterable[pa.Table]:

@@ -22,20 +22,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from time import sleep
-from typing import Protocol
 
 from ulid import ULID
 
 from ...common import instants
 from ...errors import Refused, SlackwaterError, Usage
-from ...snapshot.change.edit_request import EDITS
-from ...snapshot.change.first_versions import Topics
-from ...snapshot.cut.stored import notify, open_requests
+from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.stored import notify
 from ...snapshot.take.audit_log import record_once, why
-from ...snapshot.take.capture import ChannelReader
+from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
+from ...snapshot.under_way.signs import UnderWay
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import apps, keys
+from ...store.versions import keys
 from ...store.versions.forgotten import index as forgotten
 from ...store.versions.forgotten import under_way
 from ...store.versions.forgotten.under_way import Forgetting
@@ -99,10 +98,6 @@ class Forgot:
     """Records of which nobody can tell."""
 
 
-class ReadableTopics(Topics, ChannelReader, Protocol):
-    """What forgetting asks of Kafka."""
-
-
 def forget(
     store: ObjectStore,
     cache: SstCache,
@@ -110,7 +105,7 @@ def forget(
     asked: KeysAsked,
     *,
     by: str,
-    kafka: ReadableTopics | None = None,
+    kafka: Topics | None = None,
     declared: DeclaredFields = NOTHING_DECLARED,
     formats: Formats | None = None,
     now_ms: Callable[[], int] = instants.now_ms,
@@ -129,6 +124,7 @@ def forget(
     Raises as `StoredApp.forget`, also `Usage` where a key is in the message that is to be kept, and `Corruption`
     where an object is missing or damaged: what was done stays done, and the same call goes on.
     """
+    check_exclusion(store, app, Intent.FORGET, *HERE, dry_run=dry_run)
     members = family_of(store, app)
     me = members[0]
     check_tables(me, asked)
@@ -242,7 +238,7 @@ def look(
     app: str,
     asked: KeysAsked,
     *,
-    kafka: ReadableTopics | None,
+    kafka: Topics | None,
     declared: DeclaredFields = NOTHING_DECLARED,
     formats: Formats | None = None,
     deep: bool = False,
@@ -394,7 +390,7 @@ def _begin(work: Work) -> bool:
         if found.digest != work.asked.digest(found.salt):
             if fresh and search is not work.searches[0]:
                 _end(work, only=new.id)
-            under_way.check_none(search.member.store, search.member.app, "no others are")
+            check_exclusion(search.member.store, search.member.app, Intent.FORGET, UnderWay.FORGETTING)
         fresh, new = False, found
     for search in work.searches:
         # Runners that run ahead of the store stop doing so.
@@ -414,22 +410,5 @@ def _check_quiet(work: Work) -> None:
     """See that nothing is under way that could make another object with a key."""
     for search in work.searches:
         store, app = search.member.store, search.member.app
-        if asked := open_requests(store, app):
-            raise Refused(
-                f"snapshot {asked[0].name!r} of {app} is under way, asked for by {asked[0].by}: it may keep records in "
-                "flight that hold what is to be forgotten",
-                hint="wait until it is complete, or withdraw it "
-                f"(slackwater snapshot rm {app} {asked[0].name}); then forget the key",
-            )
-        # One that is asked for from now on sees the note.
-        if EDITS.all(store, app):
-            raise Refused(
-                f"an edit of {app} is under way: it may make a row of what is to be forgotten",
-                hint="let it end: the same `slackwater edit` again finishes it; then forget the key",
-            )
-        for other in store.list_folders(""):
-            if other.startswith(f"{app}-backfill-") and apps.find_app(store, other) is not None:
-                raise Refused(
-                    f"a backfill of {app} is under way, in {other}: it computes from records that may be of the key",
-                    hint="let it end: the same `slackwater migrate --backfill` again finishes it; then forget the key",
-                )
+        # What is asked for from now on sees the note.
+        check_exclusion(store, app, Intent.FORGET, UnderWay.SNAPSHOT, UnderWay.EDIT)

@@ -11,17 +11,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ...errors import Corruption, ObjectNotFound, SlackwaterError
-from ...snapshot.change.edit_request import EDITS, rows_key
 from ...snapshot.cut.in_flight import in_flight
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import newest_cut, stages_of
 from ...snapshot.cut.stored import Snapshot, list_snapshots
-from ...snapshot.gc.inventory import many
+from ...snapshot.gc import census
 from ...snapshot.query.fields import Field, Unreadable, all_columns, all_leaves, parsed
 from ...snapshot.take.audit_log import OPERATIONS
-from ...snapshot.take.capture import ChannelReader, read_object
+from ...snapshot.take.capture import read_object
+from ...snapshot.under_way.edit_request import EDITS
 from ...store.archive import index
 from ...store.archive.index import ArchiveIndex
 from ...store.compaction.rewrite import Chosen, of_keys, whole_blocks
+from ...store.objects.many import many
 from ...store.objects.protocol import ObjectStore
 from ...store.read.decode import Block, read_groups, read_whole
 from ...store.read.multi_get import multi_get
@@ -318,12 +320,12 @@ class Search:
                 yield EDITS.key(request, app)
             if request.rows:
                 try:
-                    with pa.ipc.open_stream(store.get(rows_key(app, request))) as stream:
+                    with pa.ipc.open_stream(store.get(keys.edit_rows(app, request.id))) as stream:
                         rows = stream.read_all()
                 except ObjectNotFound:
                     continue  # done meanwhile
                 if self._has_key_row(request.stage, rows):
-                    yield rows_key(app, request)
+                    yield keys.edit_rows(app, request.id)
 
     def _has_key_row(self, stage: str, rows: pa.Table) -> bool:
         """Whether a key of a stage's table is among some rows of it."""
@@ -390,7 +392,7 @@ class Search:
         return "input" in rows.column_names and bool(self.rejected(key, rows).mask.any())
 
 
-def unread(search: Search, channels: ChannelReader | None) -> Iterator[Held]:
+def unread(search: Search, channels: Topics | None) -> Iterator[Held]:
     """Records between stages that hold a key and were not read yet: whoever reads them brings the key back.
 
     They are read from Kafka; where they cannot be, they are noted as `unproved`.
@@ -442,7 +444,7 @@ def in_full(search: Search, on_progress: Progress) -> Iterator[tuple[Held | None
         except (pa.ArrowException, OSError, Unreadable) as error:
             raise Corruption(f"{info.key} cannot be decoded: {error}", object_key=info.key) from error
         what = "a value" if info.key.endswith(".parquet") else "a text"
-        table = info.key.split("/")[2] if "/sst/" in info.key else ""
+        table = info.key.split("/")[2] if census.kind_of(info.key) is census.SST else ""
         yield (Held(member.app, store.url, info.key, what, table, info.size_bytes) if found else None), 1
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...errors import SlackwaterError
-from ...snapshot.change.first_versions import Topics
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.stored import list_snapshots
 from ...store.versions import apps
 from . import archive
@@ -79,9 +79,9 @@ def _retention_ms(kafka: Topics | None, topic: str) -> int | None:
 
 
 def _deep_clones(member: Member) -> Iterator[str]:
-    """The apps of the same root that were cloned from it with all they needed: each has the key for itself."""
+    """The apps of the same root that were cloned from it and share nothing with it: each has the key for itself."""
     for name in apps.list_apps(member.store):
         info = apps.find_app(member.store, name)
         origin = info.origin if info is not None else None
-        if origin is not None and origin.deep and origin.app == member.app:
+        if origin is not None and (origin.deep or origin.empty) and origin.app == member.app:
             yield name

@@ -3,22 +3,18 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from io import BytesIO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-import xxhash
 from msgspec import Struct
 from msgspec.structs import replace
-from ulid import ULID
 
-from ...snapshot.gc.inventory import do_all
 from ...snapshot.take.audit_log import OPERATIONS
-from ...snapshot.take.capture import count_by_partition
+from ...snapshot.take.capture import count_by_partition, put_object
 from ...state.rejected_schema import REJECTED_RECORDS
 from ...store.compaction.merge import merge_rows
 from ...store.compaction.plan import newest_first
 from ...store.compaction.rewrite import whole_blocks, without
+from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import codec, history, keys
@@ -27,6 +23,7 @@ from ...store.versions.forgotten import index as forgotten
 from ...store.versions.forgotten import under_way
 from ...store.versions.forgotten.index import ForgottenIndex, RecordsLeft
 from ...store.versions.forgotten.under_way import Taken
+from ...store.versions.kinds import FORGET
 from ...store.versions.manifest import Manifest, Sst
 from ...store.versions.side_tables import REJECTED, all_ssts, each_sst
 from . import archive
@@ -66,14 +63,13 @@ class Rewriting:
             return sst
         chosen, fields = found
         held = search.as_held(one, fields)
-        writer, _ = without(search.member.store, sst, one.table, chosen)
+        writer = without(search.member.store, sst, one.table, chosen)
         if not writer.num_rows:
             self.taken[sst.object] = Taken(held.what, held.table, fields, sst.bytes, 0)
             return None
         # In the folder of the app that has it: it is collected there.
         app, _, stage, *_ = sst.object.split("/")
-        made, data = writer.finish(app=app, stage=stage, partition=sst.partition, level=sst.level)
-        store.put(made.object, data)
+        made = writer.put(store, app=app, stage=stage, partition=sst.partition, level=sst.level)
         self.taken[sst.object] = Taken(held.what, held.table, fields, sst.bytes, made.bytes)
         return made
 
@@ -91,13 +87,8 @@ class Rewriting:
     def _records(self, search: Search, key: str, kept: pa.Table, gone: tuple[int, ...]) -> RecordsLeft:
         if not kept.num_rows:
             return RecordsLeft(None, gone=gone)
-        sink = BytesIO()
-        pq.write_table(kept, sink, compression="lz4", write_page_checksum=True)
-        data = sink.getvalue()
-        name = key.split("/")[2]
-        made = keys.captured(search.member.app, name, str(ULID()))
-        search.member.store.put(made, data)
-        return RecordsLeft(made, kept.num_rows, len(data), xxhash.xxh3_128_hexdigest(data), gone)
+        made = put_object(search.member.store, search.member.app, key.split("/")[2], kept)
+        return RecordsLeft(made.key, made.rows, made.bytes, made.checksum, gone)
 
 
 @dataclass
@@ -287,7 +278,7 @@ def _since_ms(store: ObjectStore, app: str, stage: str) -> int:
 def _forgets(store: ObjectStore, app: str, stage: str) -> Manifest | None:
     """The newest version of kind `forget` of a stage."""
     head = history.head(store, app, stage)
-    while head is not None and head.kind != "forget":
+    while head is not None and head.traits is not FORGET:
         head = history.before(store, head)
     return head
 

@@ -16,10 +16,11 @@ from ...common.whole_file import check_new, whole_folder
 from ...errors import Corruption, Refused
 from ...snapshot.change.first_versions import kept_or_in_kafka
 from ...snapshot.cut.graph import Cut, readers, violations
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.resolve import telling_if_collected
 from ...snapshot.cut.stored import find_snapshot
 from ...snapshot.query.columns import columns, visible_schema
-from ...snapshot.take.capture import ChannelReader, count_by_partition, gathered
+from ...snapshot.take.capture import count_by_partition, gathered
 from ...store.compaction.merge import merged_rows
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -51,7 +52,7 @@ def export_folder(
     cut: Cut,
     ref: str,
     path: Path,
-    reader: Callable[[], ChannelReader],
+    reader: Callable[[], Topics],
     *,
     by: str,
     now_ms: int,
@@ -126,9 +127,7 @@ def _table(
     )
 
 
-def _channels(
-    store: ObjectStore, cut: Cut, folder: Path, reader: Callable[[], ChannelReader]
-) -> Iterator[ExportedChannel]:
+def _channels(store: ObjectStore, cut: Cut, folder: Path, reader: Callable[[], Topics]) -> Iterator[ExportedChannel]:
     records = kept_or_in_kafka(store, cut, find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None)
     for of_channel in readers(cut):
         number = 0

@@ -21,12 +21,12 @@ from ...pipeline.run.claim import Claimer, program_of
 from ...pipeline.run.program import load_app
 from ...pipeline.spark.session import spark_session
 from ...snapshot.cut import replicas
+from ...snapshot.cut.migrations import MIGRATIONS
 from ...state.kinds.kind import Kind, kind_of
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.ttl import BEFORE_ALL_MS
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output
-from ...store.versions.migrations import MIGRATIONS
 from .initialise import begun_elsewhere, check_free
 
 _PATIENCE_S = 60.0

@@ -9,9 +9,7 @@ hashes, on disk where they do not fit into memory.
 """
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -27,6 +25,7 @@ from ...errors import Refused, SlackwaterError
 from ...snapshot.query.row_source import EXAMPLES, RowSource, check, examples, fit, reading
 from ...snapshot.query.sql import empty_database
 from ...snapshot.take.audit_log import record_once
+from ...store.objects.many import many
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.sst.expiry import latest_event_ms, with_expiry
@@ -36,6 +35,7 @@ from ...store.sst.writer import SstWriter
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import lost_to
+from ...store.versions.kinds import INIT
 from ...store.versions.manifest import AppInfo, Manifest, Output, Sst, Table
 
 MEMORY = "512 MiB"
@@ -195,14 +195,9 @@ class Loading:
         schema = arrow_schema((*self.table.key, *self.table.values))
         in_order = by_hash((fit(batch, self.table, source) for batch in batches), schema, self.key, self._on_read)
         workers = min(os.cpu_count() or 1, _MOST_WORKERS)
-        under_way: deque[Future[_Written]] = deque()
-        with ThreadPoolExecutor(workers, "init") as pool:
-            for slot, slots, rows in by_slot(in_order, lambda: slots_of(self.table, self.bytes)):
-                under_way.append(pool.submit(self._write, slot * self.table.partitions // slots, rows))
-                if len(under_way) > workers:
-                    self._count(under_way.popleft().result())
-            for writing in under_way:
-                self._count(writing.result())
+        parts = by_slot(in_order, lambda: slots_of(self.table, self.bytes))
+        for written in many(lambda part: self._write(*part), parts, workers, ahead=workers):
+            self._count(written)
         if self.num_repeats:
             raise Refused(
                 f"{self.num_repeats:,} rows of {source} have the key of another row: expected one row of each key; "
@@ -215,8 +210,8 @@ class Loading:
         self.bytes += num_bytes
         self.on_progress(self.done)
 
-    def _write(self, partition: int, rows: pa.Table) -> _Written:
-        """One SST with these rows of one slot, unless there is nothing to be written any more. Changes no count."""
+    def _write(self, slot: int, slots: int, rows: pa.Table) -> _Written:
+        """One SST with these rows of a slot, unless nothing is to be written any more. Changes no count."""
         rows = normalise_keys(rows, self.key)
         keys = rows.select(self.key)
         order, repeats = sort_keys(rows.column(HASH).to_numpy(), keys)
@@ -234,7 +229,7 @@ class Loading:
         writer = SstWriter(self.table)
         writer.append(rows)
         app, stage = self.names
-        sst, data = writer.finish(app=app, stage=stage, partition=partition, level=_LEVEL)
+        sst, data = writer.finish(app=app, stage=stage, partition=slot * self.table.partitions // slots, level=_LEVEL)
         # Before it is there: whoever gives up deletes it.
         self.done.ssts.append(sst)
         if self.store is not None:
@@ -341,8 +336,8 @@ def check_free(store: ObjectStore, app: str, stage: str) -> None:
     """
     history.list_stages(store, app)  # says so where it is half a clone
     head = history.head(store, app, stage)
-    if head is not None and (head.version, head.kind) != (1, "init"):
-        raise _taken(app, stage, f"up to v{head.version}, a {head.kind} by {head.by or head.writer}")
+    if head is not None and (head.version != 1 or head.traits is not INIT):
+        raise _taken(app, stage, f"up to v{head.version}, {head.traits.noun} by {head.by or head.writer}")
 
 
 def _again(

@@ -6,15 +6,14 @@ version read. Killed anywhere, the same command goes on: the index says what is 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
-
-import pyarrow as pa
 
 from ...common import instants
 from ...common.durations import DAY_MS
 from ...snapshot.cut.graph import Cut
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.take.audit_log import record
+from ...snapshot.under_way.exclusion import Intent, check_exclusion
 from ...state.records import ranges
 from ...state.topics import are_two, is_known
 from ...store.archive import index, merge
@@ -28,19 +27,6 @@ from ...store.versions.manifest import Manifest
 
 _AT_ONCE = 200_000
 """Offsets read for one object, at least, where there are so many."""
-
-
-class InputReader(Protocol):
-    """What filling an archive asks of Kafka."""
-
-    def topic_id(self, topic: str, /) -> str:
-        """Kafka's id of a topic; empty where nobody knows, or there is no such topic."""
-
-    def starts(self, topic: str, /) -> tuple[int, ...] | None:
-        """The earliest offset of each partition; None where there is no such topic."""
-
-    def records(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[pa.Table]:
-        """The records of a range of offsets that are there, as an archive has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +57,7 @@ _ByTopic = dict[tuple[str, str], _Wanted]
 def fill(
     store: ObjectStore,
     app: str,
-    kafka: InputReader,
+    kafka: Topics,
     since: Cut | None,
     *,
     by: str,
@@ -82,6 +68,7 @@ def fill(
 
     Of topics of which there is no archive, one is begun. Raises as `StoredApp.archive`, and `Corruption`.
     """
+    check_exclusion(store, app, Intent.ARCHIVE, dry_run=dry_run)
     heads = heads_of(store, app, stages_of(store, app))
     wanted: _ByTopic = {}
     for stage, head in sorted(heads.items()):
@@ -100,7 +87,7 @@ def _since(store: ObjectStore, head: Manifest, start: Manifest | None, wanted: _
     """Note what a stage read in each of its versions after one, as far back as its history is there."""
     after = head
     for before in history.backwards(store, head):
-        if before.version < after.version and after.kind == "batch":
+        if before.version < after.version and after.traits.reads_records:
             for name, at in after.inputs.items():
                 was = before.inputs.get(name)
                 if was is not None and was.topic == at.topic:
@@ -115,7 +102,7 @@ def _since(store: ObjectStore, head: Manifest, start: Manifest | None, wanted: _
 def _fill(
     store: ObjectStore,
     app: str,
-    kafka: InputReader,
+    kafka: Topics,
     which: tuple[str, str],
     read: list[tuple[int, Extents]],
     by: str,
@@ -171,7 +158,7 @@ def _grouped(read: list[tuple[int, Extents]], left: Extents) -> Iterator[tuple[i
 
 
 def _append(
-    store: ObjectStore, kafka: InputReader, head: ArchiveIndex, wanted: Extents, read_ms: int, by: str
+    store: ObjectStore, kafka: Topics, head: ArchiveIndex, wanted: Extents, read_ms: int, by: str
 ) -> ArchiveIndex:
     """Append these offsets, as objects of no more bytes than they shall have."""
     writer, done = ArchiveWriter(), list[Extent]()

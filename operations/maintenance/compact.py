@@ -14,17 +14,19 @@ from ulid import ULID
 
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.cut.moments import heads_of, stages_of
-from ...snapshot.gc.inventory import many
 from ...snapshot.take.audit_log import record
+from ...snapshot.under_way.exclusion import Intent, check_exclusion
 from ...store.compaction.merge import Stopped, run
 from ...store.compaction.picker import pick_for
 from ...store.compaction.plan import Compaction, Done, apply_to
 from ...store.objects.counting import CountingStore
+from ...store.objects.many import many
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import is_retired
+from ...store.versions.kinds import COMPACTION
 from ...store.versions.manifest import Manifest, Table
 from ...store.versions.side_tables import all_ssts, tables_of
 
@@ -68,7 +70,7 @@ def plan(store: ObjectStore, app: str, wanted: tuple[str, ...] = (), *, full: bo
 
 def merged_last(store: ObjectStore, app: str, wanted: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
     """The heads that are compactions: nothing has come since. Requests and errors are those of `plan`."""
-    return tuple(head for head in _tables_of(store, app, wanted) if head.kind == "compaction")
+    return tuple(head for head in _tables_of(store, app, wanted) if head.traits is COMPACTION)
 
 
 def _tables_of(
@@ -297,6 +299,7 @@ class AppCompactor:
         """
         names = self.wanted or stages_of(self.store, self.app)
         if new := tuple(name for name in names if name not in self._stages):
+            check_exclusion(self.store, self.app, Intent.COMPACT)
             # Where the store does not answer, they are still new the next time.
             heads = _tables_of(self.store, self.app, new, all_have_one=bool(self.wanted))
             self._stages |= dict.fromkeys(new)

@@ -13,6 +13,7 @@
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,16 +28,17 @@ from ...snapshot.change.switch import give_up
 from ...snapshot.cut.graph import order
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.stored import find_snapshot
-from ...snapshot.gc.inventory import do_all, storage_clock_ms
+from ...snapshot.gc import census
+from ...snapshot.gc.inventory import storage_clock_ms
 from ...snapshot.take.audit_log import Operation, why
-from ...snapshot.take.remove import check_unused
 from ...snapshot.take.remove import remove as remove_snapshot
+from ...snapshot.under_way.exclusion import Intent, check_exclusion
+from ...snapshot.under_way.signs import UnderWay
+from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, history, horizon, keys, limits, notes
 from ...store.versions.manifest import Manifest
 
-_ALIVE_MS = 60_000
-"""A stage that committed within this time has a runner, as far as one can tell."""
 _BATCH = 1_000
 """Objects that are deleted between two checks of the note."""
 
@@ -130,17 +132,10 @@ def remove_app(
     heads = {} if begun else heads_of(store, app, _stages(store, app, cloning))
     if whole or begun is None:
         if not force:
-            check_unused(store, app)
+            check_exclusion(store, app, Intent.REMOVE, UnderWay.CLONING, UnderWay.CLONES)
         if not fence and cloning is None:
-            _check_not_held(app, heads, now_ms)
-    removal = begun
-    if removal is None:
-        topics = {output.topic for head in heads.values() for output in head.outputs.values()}
-        topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
-        topics |= {*topics_of(store, cloning)} if cloning is not None else set()
-        ulid, source = ULID(), _source(store, app, cloning)
-        stages = {stage: heads[stage].version for stage in sorted(heads)}
-        removal = Removal(str(ulid), app, ulid.milliseconds, by, stages, tuple(sorted(topics)), why(), *source)
+            check_exclusion(store, app, Intent.REMOVE, UnderWay.RUNNER)
+    removal = begun or _noted(store, app, heads, cloning, by)
     if dry_run:
         return Removed(removal, _contents(store, app), False)
     if begun is None:
@@ -169,7 +164,7 @@ def remove_app(
                         hint="stop its runner and say it again",
                     )
             if not force:
-                check_unused(store, app)
+                check_exclusion(store, app, Intent.REMOVE, UnderWay.CLONING, UnderWay.CLONES)
             give_up(store, app, newest.values(), by=by, now_ms=now_ms)
             check_nameless(store, app)
         except Refused:
@@ -191,20 +186,36 @@ def remove_app(
     return Removed(removal, contents, False)
 
 
-def discard(store: ObjectStore, app: str) -> None:
+def discard(store: ObjectStore, app: str, outside: Callable[[Removal], None] = lambda _removal: None) -> None:
     """Remove an app that is only another one's means, and that nobody runs: all that is stored of it, at once.
 
-    Killed amidst, the same call goes on, and meanwhile it is there for nobody.
+    `outside` removes what it has in Kafka. Killed amidst, the same call goes on, and meanwhile it is there for nobody.
     """
     found = list(store.list(f"{app}/"))
     if not found:
         return
-    ulid = ULID()
-    notes.add(store, keys.removing(app), Removal(str(ulid), app, ulid.milliseconds, "slackwater", {}, ()))
+    removal = notes.find(store, keys.removing(app), Removal)
+    if removal is None:
+        cloning = apps.find_cloning(store, app)
+        heads = heads_of(store, app, _stages(store, app, cloning))
+        removal = notes.add(store, keys.removing(app), _noted(store, app, heads, cloning, "slackwater"))
     store.delete(keys.app_info(app))
+    outside(removal)
     do_all(lambda info: store.delete(info.key), [info for info in found if info.key != keys.removing(app)])
     store.delete(keys.removing(app))
     history.forget(store, app)
+
+
+def _noted(
+    store: ObjectStore, app: str, heads: Mapping[str, Manifest], cloning: apps.Cloning | None, by: str
+) -> Removal:
+    """The note that an app with these stages is being removed."""
+    topics = {output.topic for head in heads.values() for output in head.outputs.values()}
+    topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
+    topics |= {*topics_of(store, cloning)} if cloning is not None else set()
+    ulid, source = ULID(), _source(store, app, cloning)
+    stages = {stage: heads[stage].version for stage in sorted(heads)}
+    return Removal(str(ulid), app, ulid.milliseconds, by, stages, tuple(sorted(topics)), why(), *source)
 
 
 def check_nameless(store: ObjectStore, app: str) -> None:
@@ -250,26 +261,12 @@ def _release(store: ObjectStore, removal: Removal) -> None:
             remove_snapshot(source, removal.source, removal.snapshot)
 
 
-def _check_not_held(app: str, heads: Mapping[str, Manifest], now_ms: int) -> None:
-    for stage, head in heads.items():
-        age_s = (now_ms - head.time_ms) // 1_000
-        if head.kind in ("claim", "batch") and age_s * 1_000 < _ALIVE_MS:
-            raise Refused(
-                f"stage {app}/{stage} committed {max(age_s, 0)} s ago, by {head.by}: a runner holds it",
-                hint="stop it first, or say --fence: then it stops within seconds",
-            )
-
-
 def _contents(store: ObjectStore, app: str) -> Contents:
-    versions = ssts = snapshots = objects = size = 0
+    counts, size = Counter[census.ObjectKind | None](), 0
     for info in store.list(f"{app}/"):
-        folder, _, name = info.key.removeprefix(f"{app}/").rpartition("/")
-        versions += folder.endswith("/manifests")
-        ssts += folder.endswith("/sst")
-        snapshots += folder == "snapshots" and name.endswith(".json")
-        objects += 1
+        counts[census.kind_of(info.key)] += 1
         size += info.size_bytes
-    return Contents(versions, ssts, snapshots, objects, size)
+    return Contents(counts[census.MANIFEST], counts[census.SST], counts[census.SNAPSHOT], counts.total(), size)
 
 
 def _in_order(store: ObjectStore, app: str, removal: Removal) -> tuple[list[ObjectInfo], ...]:
@@ -277,17 +274,18 @@ def _in_order(store: ObjectStore, app: str, removal: Removal) -> tuple[list[Obje
 
     Snapshots before what they pin, and last the version of each stage that stops its runner.
     """
-    stay = {keys.removing(app), keys.removed(app), keys.refreshing(app)}
-    if apps.folder_of(store, app) != app:
-        stay.add(keys.protected(app))  # of the app that has the name now
-    left = [info for info in store.list(f"{app}/") if info.key not in stay]
+    # One of the app that has the name now stays.
+    others = (keys.protected(app),) if apps.folder_of(store, app) != app else ()
+    left = [info for info in store.list(f"{app}/") if info.key not in others]
     last = {
         max(found)
         for stage in removal.stages
         if (found := [info.key for info in left if info.key.startswith(keys.manifests(app, stage))])
     }
-    groups: tuple[list[ObjectInfo], ...] = ([], [], [])
+    groups: dict[str, list[ObjectInfo]] = {"first": [], "then": [], "last": []}
     for info in left:
-        is_snapshot = info.key.startswith((keys.snapshots(app), keys.requests(app)))
-        groups[0 if is_snapshot else 2 if info.key in last else 1].append(info)
-    return groups
+        kind = census.kind_of(info.key)
+        turn = "last" if info.key in last else "then" if kind is None or kind.remove == "last" else kind.remove
+        if turn in groups:  # what tells of the removal stays
+            groups[turn].append(info)
+    return tuple(groups.values())

@@ -1,4 +1,4 @@
-"""A changed program over stored state: the stages that it declares, and the past of what it adds.
+"""A changed program over stored state: the stages that it declares.
 
-The decision is made without Spark in `snapshot.change`; Spark reads the program and computes the past of new columns.
+The decision is made without Spark in `snapshot.change`; Spark only reads the program.
 """

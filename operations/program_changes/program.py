@@ -15,8 +15,8 @@ from ...pipeline.api.app import App
 from ...pipeline.batch.schemas import Shape, ddl_of, shapes
 from ...pipeline.kafka.channels import KafkaChannels
 from ...pipeline.kafka.open import open_kafka, wait_for
+from ...pipeline.listener import Listener
 from ...pipeline.run.claim import Claimer, check_program
-from ...pipeline.run.news import News
 from ...pipeline.run.options import Options
 from ...pipeline.run.program import load_app
 from ...pipeline.spark.conf import on_path
@@ -25,6 +25,7 @@ from ...snapshot.change.migrate import Migrated, find_plan, finish_earlier, migr
 from ...snapshot.cut import replicas
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.take.audit_log import whoami
+from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
 from ...state.fits import Declared, DeclaredStage
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
@@ -50,7 +51,7 @@ def migrate_file(
     renames: Mapping[str, str],
     stages: Mapping[str, str] | None = None,
     dry_run: bool = False,
-    news: News | None = None,
+    listener: Listener | None = None,
 ) -> Migrated:
     """Have an app go on with the program that a file declares: all of its stages, or none. With `dry_run`, only look.
 
@@ -62,7 +63,7 @@ def migrate_file(
     on_path(options.py_files)
     store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
     program = load_app(path, name=app, store=store)
-    return migrate_app(program, store, options, renames=renames, stages=stages, dry_run=dry_run, news=news)
+    return migrate_app(program, store, options, renames=renames, stages=stages, dry_run=dry_run, listener=listener)
 
 
 def migrate_app(
@@ -73,16 +74,16 @@ def migrate_app(
     renames: Mapping[str, str],
     stages: Mapping[str, str] | None = None,
     dry_run: bool = False,
-    news: News | None = None,
+    listener: Listener | None = None,
 ) -> Migrated:
     """The same for a program that is loaded, and a store that is open. Raises as `migrate_file`."""
-    news = news or News()
+    listener = listener or Listener()
     info = apps.read_app(store, program.name)
     if not dry_run:
-        replicas.check_runs_here(store, program.name, "a migration")
+        check_exclusion(store, program.name, Intent.MIGRATE, *HERE)
     check_program(store, program, heads_of(store, program.name, stages_of(store, program.name)).values())
     finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=instants.now_ms())
-    found = find_plan(store, with_spark(program, options, news), renames, stages=stages)
+    found = find_plan(store, with_spark(program, options, listener), renames, stages=stages)
     if dry_run or not found.changes:
         return Migrated(found, 0, "", {}, finished)
     starts: dict[str, dict[str, Input]] = {}
@@ -96,15 +97,15 @@ def migrate_app(
         claimer = Claimer(store, kafka, program, renamed, writer, by=whoami(), accept_loss=options.accept_loss)
         for stage, names in found.unread.items():
             starts[stage] = {name: claimer.begin(program.stages[stage], name) for name in names}
-    news.doing("migrating")
+    listener.doing("migrating")
     reader = KafkaChannels(open_kafka(options.kafka), patience_s=options.patience_s) if options.kafka else None
     done = migrate(store, found, starts, by=whoami(), now_ms=instants.now_ms(), reader=reader)
     return replace(done, finished=finished)
 
 
-def with_spark(program: App, options: Options, news: News) -> Declared:
+def with_spark(program: App, options: Options, listener: Listener) -> Declared:
     """What the program declares, whose schemas Spark knows."""
-    news.doing("starting Spark, to see which columns the program declares")
+    listener.doing("starting Spark, to see which columns the program declares")
     with spark_of("migrate", program, options, master="local[1]") as spark:
         return declared(program, shapes(program, spark))
 

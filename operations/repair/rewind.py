@@ -8,22 +8,23 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ...errors import NotFound
-from ...snapshot.change.first_versions import Topics
 from ...snapshot.change.migrate import carry_out, check_done, finish_earlier
 from ...snapshot.change.migration import target_name
 from ...snapshot.cut.graph import Cut
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, line_of, newest_cut, stages_of
 from ...snapshot.cut.refs import Ref, parse
 from ...snapshot.cut.stored import find_snapshot
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff
-from ...snapshot.take.capture import ChannelReader
 from ...snapshot.take.remove import remove
 from ...snapshot.take.snapshots import pin
+from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
+from ...snapshot.under_way.signs import UnderWay
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
-from .rewind_plan import RewindPlan, check_not_held, plan
+from .rewind_plan import RewindPlan, plan
 
 
 def before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Ref:
@@ -71,16 +72,12 @@ def _deployed(store: ObjectStore, head: Manifest) -> Manifest | None:
             earlier = history.find(store, head.app, head.stage, last.to)
         elif earlier is not None and _are_of_two(earlier, head):
             began = earlier.version + 1
-            while earlier is not None and earlier.kind in _FOR_A_PROGRAM:
+            while earlier is not None and earlier.traits.for_next_program:
                 began, earlier = earlier.version, history.before(store, earlier)
             return history.read(store, head.app, head.stage, began)
         if earlier is None or earlier.program is None:
             return None
         at = earlier
-
-
-_FOR_A_PROGRAM = ("migration", "rename")
-"""Kinds of versions that belong to the program that is claimed after them."""
 
 
 def _is_before(epoch: int, each: Manifest) -> bool:
@@ -117,7 +114,7 @@ def rewind(
     cache: SstCache,
     fence: bool = False,
     dry_run: bool = False,
-    reader: ChannelReader | None = None,
+    reader: Topics | None = None,
 ) -> Rewound:
     """Take all stages of an app back to a moment of its own, None for the one before its newest program: all or none.
 
@@ -125,9 +122,10 @@ def rewind(
     call that was interrupted is finished by the same call, by a run, or a migration. Raises as `StoredApp.rewind`.
     """
     if not dry_run:
+        check_exclusion(store, app, Intent.REWIND, *HERE)
         finish_earlier(store, app, now_ms=now_ms)
     heads = heads_of(store, app, stages_of(store, app))
-    number = check_done(store, app, heads) + 1
+    number = check_done(store, app, heads, Intent.REWIND) + 1
     found = plan(store, target if target is not None else before_deploy(store, heads), heads, kafka)
     if not found.steps:
         return Rewound(found)
@@ -135,17 +133,17 @@ def rewind(
     if dry_run:
         return Rewound(found, changes=diff(cache, StoredCut(store, cut), StoredCut(store, found.to)))
     if not fence:
-        check_not_held(store, app, now_ms)
-    # Until the stages are what they were then, retention may take that moment.
-    pin(store, found.to, target_name(number, found.to.versions), by=by)
+        check_exclusion(store, app, Intent.REWIND, UnderWay.RUNNER)
     name = f"{PREFIX}{number}"
     pin_before(store, cut, name, by, reader)
+    # Until the stages are what they were then, retention may take that moment.
+    pin(store, found.to, target_name(number, found.to.versions), by=by)
     said = f"{'the tables alone ' if found.table_only else ''}to {found.ref}"
     versions = carry_out(store, app, number, found.steps, name, said, by=by, now_ms=now_ms)
     return Rewound(found, number, name, versions)
 
 
-def pin_before(store: ObjectStore, cut: Cut, name: str, by: str, reader: ChannelReader | None) -> None:
+def pin_before(store: ObjectStore, cut: Cut, name: str, by: str, reader: Topics | None) -> None:
     """Pin a cut, in the place of what a call that was interrupted had pinned under that name."""
     had = find_snapshot(store, cut.app, name)
     if had is not None and had.stages != cut.versions:

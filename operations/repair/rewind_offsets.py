@@ -12,7 +12,7 @@ from typing import Literal, Self
 from ...common.durations import parse_ms
 from ...common.instants import iso
 from ...errors import NotFound, Refused, Usage
-from ...snapshot.change.first_versions import Topics
+from ...snapshot.cut.kafka_topics import Topics
 from ...state.topics import NOT_KNOWN, why_another
 from ...store.versions.manifest import Input
 

@@ -7,27 +7,31 @@ forward. The clone's identity comes last: before it, the clone is there for nobo
 """
 
 import secrets
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
 from ...common import instants
 from ...errors import Forbidden, NotFound, Refused
 from ...snapshot.change.copies import Copies, Masks
-from ...snapshot.change.first_versions import Channels, finish_clone, kept_or_in_kafka
+from ...snapshot.change.first_versions import finish_clone, kept_or_in_kafka
 from ...snapshot.cut.graph import Cut, violations
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.refs import parse
 from ...snapshot.cut.resolve import telling_if_collected
 from ...snapshot.cut.stored import Snapshot, find_snapshot, read_snapshot
 from ...snapshot.take.audit_log import record_once
 from ...snapshot.take.remove import remove_pins_without_clone
 from ...snapshot.take.snapshots import pin
+from ...snapshot.under_way.exclusion import Intent, check_exclusion
+from ...snapshot.under_way.runners import lapsed
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, keys
 from ...store.versions.apps import Cloning
+from ..maintenance.removal import Removal, discard
 from .clone_plan import ClonePlan, Terms, make_plan
 
 
@@ -36,7 +40,7 @@ def clone(
     source: str,
     name: str,
     *,
-    channels: Channels,
+    channels: Topics,
     topics: Mapping[str, str] | None = None,
     sinks: Mapping[str, str] | None = None,
     terms: Terms | None = None,
@@ -79,10 +83,10 @@ def clone(
         keeper = keeper or _keeper(store, plan, note)
         plan = replace(plan, info=note.info)
         masks = Masks.of(note.info.origin.masks if note.info.origin else {}, note.salt)
-        copies = Copies(store, target, cache, plan.source, name, masks, deep=note.deep, on_progress=on_progress)
-        with telling_if_collected(store, plan.source):
-            records = kept_or_in_kafka(store, plan.source, keeper)
-            finish_clone(target, note.info, plan.source, records, copies, channels, by=by, is_new=is_new)
+        copies = Copies(store, target, cache, plan.state, name, masks, deep=note.deep, on_progress=on_progress)
+        with telling_if_collected(store, plan.state):
+            records = kept_or_in_kafka(store, plan.state, keeper)
+            finish_clone(target, note.info, plan.state, records, copies, channels, by=by, is_new=is_new)
     since_ms, where = plan.info.created_ms, f"{name} in {root}" if root else name
     detail, same = f"{source} as {where}", f" as {where}"
     with suppress(Forbidden):  # who may pin, or only read, need not be able to write there
@@ -92,14 +96,78 @@ def clone(
             record_once(store, app, "clone", detail, by, since_ms=since_ms, same=lambda had: had.endswith(same))
     # In the logs of both apps, unless it is there: an earlier call may have died before or after it.
     born = f"from {source} in {store.url}"
-    made = {stage: (0, version) for stage, version in plan.source.versions.items()}
+    made = {stage: (0, version) for stage, version in plan.state.versions.items()}
     record_once(target, name, "clone", born, by, made, since_ms=since_ms, same=lambda _had: True)
     return plan
 
 
+@dataclass(frozen=True, slots=True)
+class ScratchClone:
+    """A clone that a trial or a drill makes for itself, in the store of its source."""
+
+    store: ObjectStore
+    ref: str
+    """The moment as it was said,"""
+    start: Cut
+    """and what it named then."""
+    name: str
+    terms: Terms
+    """Their reason says whose clone it is."""
+    channels: Topics
+    by: str
+    outside: Callable[[Removal], None]
+    """Removes what it has outside of the store: topics, and groups."""
+    pause: Callable[[], None]
+    """Called until signs of life of a runner that was killed are old."""
+
+    @contextmanager
+    def there(self, ending: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Inside, it is there, made anew; it goes inside what `ending` gives. Raises as `drop` and `clone`."""
+        self.drop()
+        try:
+            self.make(noted=False)
+            yield
+        finally:
+            with ending():
+                self.drop()
+
+    def make(self, *, noted: bool) -> None:
+        """Make it, or finish making it. Its source's log of operations tells of it if it is `noted`."""
+        clone(
+            self.store,
+            self.ref,
+            self.name,
+            at=self.start,
+            terms=self.terms,
+            channels=self.channels,
+            by=self.by,
+            noted=noted,
+        )
+
+    def drop(self) -> None:
+        """Remove it, whatever an earlier call has left of it, and its pin. Killed amidst, the next call does.
+
+        Raises `Refused` where the app of that name is another one, or a runner has it.
+        """
+        source = self.start.app
+        info, _ = apps.find_begun(self.store, self.name)
+        if info is not None and (info.origin is None or info.origin.app != source):
+            raise Refused(
+                f"app {self.name!r} is no clone of {source}, and {self.terms.reason} would have that name",
+                hint=f"look at it: slackwater status {self.name} --store {self.store.url}",
+            )
+        if not lapsed(self.store, self.name, self.pause):
+            raise Refused(
+                f"{self.terms.reason} of {source} is under way: a runner has its clone, {self.name}",
+                hint="wait until that has ended",
+            )
+        discard(self.store, self.name, self.outside)
+        remove_pins_without_clone(self.store, source, self.name, "")
+
+
 def _keeper(store: ObjectStore, plan: ClonePlan, note: Cloning) -> Snapshot | None:
     """The snapshot that may keep what is in flight."""
-    name = note.snapshot or plan.source.snapshot
+    name = note.snapshot or plan.state.snapshot
     return find_snapshot(store, plan.source.app, name) if name else None
 
 
@@ -114,7 +182,7 @@ def _begin(
     cut, info, origin = plan.source, plan.info, plan.info.origin
     assert origin is not None  # noqa: S101  every clone has one
     try:
-        pinned = _pin(store, plan, root, by)
+        pinned = _pin(store, plan, root, by) if plan.state.stages else ""  # without state, nothing is to be kept
     except Forbidden as error:
         if not terms.deep:
             raise Forbidden(
@@ -152,6 +220,7 @@ def _pin(store: ObjectStore, plan: ClonePlan, root: str, by: str) -> str:
     if keeper is not None and keeper.stages != cut.versions:
         found = "there is another one of that name since this clone was planned"
         raise NotFound(f"snapshot of app {cut.app!r}", cut.snapshot, found=found, hint="say it again to clone that one")
+    check_exclusion(store, cut.app, Intent.CLONE)  # else each name below would seem to be taken
     base = f"clone-{name}"[:56]
     candidates = (base, *(f"{base}-{number}" for number in range(2, 1000)))
     for candidate in candidates:

@@ -7,11 +7,12 @@ from msgspec import structs
 
 from ...errors import NotFound, Refused, Usage
 from ...snapshot.change.copies import Masks, check_masks, sizes
-from ...snapshot.change.first_versions import Channels, channel_topic, has_run, users_inputs
+from ...snapshot.change.first_versions import channel_topic, has_run, users_inputs
 from ...snapshot.cut.graph import Cut, violations
 from ...snapshot.cut.graph import channels as edges
 from ...snapshot.cut.in_flight import InFlight, in_flight
-from ...snapshot.cut.refs import Ref, check_new_name
+from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.refs import Latest, Ref, check_new_name
 from ...snapshot.cut.resolve import cut_at
 from ...snapshot.cut.stored import find_snapshot, of_snapshot, read_snapshot
 from ...store.objects.protocol import ObjectStore
@@ -33,6 +34,8 @@ class Terms:
     """What it hides, `table.column` to how, as `mask` takes it."""
     deep: bool = False
     """Whether it gets everything for itself."""
+    empty: bool = False
+    """True for a clone without state, which reads all topics from the beginning."""
     owner: str = ""
     reason: str = ""
     ttl_ms: int = 0
@@ -63,6 +66,11 @@ class ClonePlan:
     still_shown: tuple[str, ...] = ()
     """Where else values stand that it hides, a sentence each."""
 
+    @property
+    def state(self) -> Cut:
+        """Cut whose state the clone gets; without stages for an empty clone."""
+        return _state(self.source, self.info)
+
 
 def make_plan(
     store: ObjectStore,
@@ -70,7 +78,7 @@ def make_plan(
     ref: Ref,
     name: str,
     terms: Terms,
-    kafka: Channels,
+    kafka: Topics,
     now_ms: int,
     *,
     over: bool = False,
@@ -81,6 +89,8 @@ def make_plan(
     With `over`, as if there were none of that name.
     """
     check_new_name("app", name)
+    if terms.empty:
+        _check_empty(store, target, ref, terms)
     check_roots(store, target, deep=terms.deep)
     if (target.url, name) == (store.url, ref.app):
         raise Refused(f"app {name!r} cannot be cloned onto itself", hint="give the clone a name of its own")
@@ -92,7 +102,7 @@ def make_plan(
         root="" if terms.deep else store.url,
         app=cut.app,
         snapshot="",
-        cut=cut.versions,
+        cut={} if terms.empty else cut.versions,
         topics={declared: topic for declared, topic in sorted(read_topics.items()) if declared != topic},
         sinks=dict(sorted(terms.sinks.items())),
         masks=dict(sorted(terms.masks.items())),
@@ -105,20 +115,41 @@ def make_plan(
     done, note = isinstance(begun, AppInfo), begun if isinstance(begun, Cloning) else None
     if begun is not None:
         info = begun.info if isinstance(begun, Cloning) else begun
-        cut = _as_begun(store, cut, info, note)
+        cut = cut if terms.empty else _as_begun(store, cut, info, note)
     if wrong := violations(cut.stages):
         raise Refused(f"{ref.text} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
     check_masks(cut, masks)
-    states = in_flight(store, cut)
+    state = _state(cut, info)
+    states = in_flight(store, state)
     if not done:  # else it has all that it needs of Kafka, which need not have that any more
         masks.check_in_flight(states)
-        _check_offsets(store, cut, read_topics, terms.topics, states, kafka)
+        _check_offsets(store, state, read_topics, terms.topics, states, kafka)
     if begun is None:
         _check_channels_free(cut, name, kafka, terms.left)
         _check_published(cut, read_topics, terms.sinks, kafka)
-    copies = sizes(cut, masks, deep=terms.deep)
+    copies = sizes(state, masks, deep=terms.deep)
     shown = tuple(still_shown(cut, masks))
     return ClonePlan(cut, info, target.url, read_topics, states, copies, begun is not None, done, note, shown)
+
+
+def _state(cut: Cut, info: AppInfo) -> Cut:
+    return Cut(cut.app, {}) if info.origin is not None and info.origin.empty else cut
+
+
+def _check_empty(store: ObjectStore, target: ObjectStore, ref: Ref, terms: Terms) -> None:
+    """Check that an app can begin anew. Raises `Usage`, and `Refused` where a table began with rows from elsewhere."""
+    if terms.deep or terms.masks or target.url != store.url:
+        raise Usage("--empty takes no state: --deep, --mask and --to do not go with it")
+    if not isinstance(ref.moment, Latest):
+        raise Usage(f"--empty takes no state, and {ref.text} is a moment", hint=f"name the app: {ref.app}")
+    for app in apps.ancestors(store, ref.app):
+        for stage in history.list_stages(store, app):
+            first = history.find(store, app, stage, 1)
+            if first is not None and first.kind == "init":
+                raise Refused(
+                    f"{stage} of {app} began with rows from elsewhere, which are in no topic",
+                    hint=f"clone it with its state, and migrate the clone: slackwater clone {ref.app} NAME",
+                )
 
 
 def check_roots(source: ObjectStore, target: ObjectStore, *, deep: bool) -> None:
@@ -160,7 +191,7 @@ def _topics_read(cut: Cut, others: Mapping[str, str]) -> dict[str, str]:
     return found | dict(others)
 
 
-def _check_channels_free(cut: Cut, name: str, kafka: Channels, left: Collection[str] = ()) -> None:
+def _check_channels_free(cut: Cut, name: str, kafka: Topics, left: Collection[str] = ()) -> None:
     """Raise `Refused` where Kafka has a repartition topic of this name, but for those that are `left` to it."""
     for channel in sorted({edge.name for edge in edges(cut)}):
         topic = channel_topic(name, channel)
@@ -178,7 +209,7 @@ def _check_offsets(
     read_topics: Mapping[str, str],
     others: Collection[str],
     states: tuple[InFlight, ...],
-    kafka: Channels,
+    kafka: Topics,
 ) -> None:
     """See that Kafka has what the clone reads on from, and what is in flight, unless a snapshot keeps that.
 
@@ -210,7 +241,7 @@ def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:
             )
 
 
-def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[str, str], kafka: Channels) -> None:
+def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[str, str], kafka: Topics) -> None:
     """See that the topics of sinks are there, and not read by the clone. Raises `NotFound` or `Refused`."""
     for name, topic in sinks.items():
         if all(stage.sinks[name].kind == "function" for stage in cut.stages.values() if name in stage.sinks):
@@ -253,6 +284,7 @@ def _begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppInfo) 
     # `app@now` was another moment when the clone was begun; a fixed moment must be the same.
     cut = found.origin.cut if ref.moves else planned.origin.cut
     is_same = structs.replace(planned.origin, cut=cut) == structs.replace(found.origin, snapshot="")
+    is_same = is_same and planned.origin.empty == found.origin.empty
     if note is not None:
         if is_same and note.root == store.url:
             return note
@@ -264,7 +296,8 @@ def _begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppInfo) 
     # A moment that moves only goes on: an earlier one is another. And who asks for the present of an app, and finds a
     # clone that runs, means another clone.
     is_same = is_same and all(planned.origin.cut.get(stage, 0) >= at for stage, at in found.origin.cut.items())
-    is_kept = found.origin.deep or find_snapshot(store, found.origin.app, found.origin.snapshot) is not None
+    shares = not (found.origin.deep or found.origin.empty)
+    is_kept = not shares or find_snapshot(store, found.origin.app, found.origin.snapshot) is not None
     if is_same and is_kept and not (ref.moves and has_run(target, found)):
         return found
     raise Refused(f"app {name!r} exists already under {target.url}, a clone of {made_from}", hint=hint)

@@ -113,7 +113,7 @@ def _known(store: ObjectStore, target: ObjectStore, info: AppInfo, state: str, c
         try:
             at = store.at(origin.root)
             source = apps.called(at).get(origin.app, "")
-            pin = find_snapshot(at, origin.app, origin.snapshot)
+            pin = find_snapshot(at, origin.app, origin.snapshot) if origin.snapshot else None
             shared, kept = _bytes(at, pin) if pin is not None else (0, 0)
         except SlackwaterError as error:
             state = state or f"its source cannot be read: {error.message}"

@@ -8,15 +8,18 @@ from functools import partial
 
 from ...common import instants
 from ...errors import Refused
-from ...snapshot.change import hold as holds
-from ...snapshot.change.hold import RENEW_S, Hold
 from ...snapshot.change.standing import Standing, behind, furthest, place_of, short_of
-from ...snapshot.change.switch import MovedOn, Promotable, Switch, withdraw
+from ...snapshot.change.switch import MovedOn, Switch, withdraw
 from ...snapshot.cut.graph import Cut, order
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.cut.stored import cancel, open_requests
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff
 from ...snapshot.take.audit_log import record, record_once
+from ...snapshot.under_way import hold as holds
+from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion, refusal
+from ...snapshot.under_way.hold import RENEW_S, Hold
+from ...snapshot.under_way.signs import Sign, UnderWay
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, history
@@ -86,7 +89,7 @@ class _Watch:
 
 def promote(
     store: ObjectStore,
-    kafka: Promotable,
+    kafka: Topics,
     name: str,
     staging: str,
     *,
@@ -109,6 +112,7 @@ def promote(
 
     Raises as `StoredApp.promote`; what is refused has changed nothing, and both go on.
     """
+    check_exclusion(store, apps.folder_of(store, name), Intent.PROMOTE, *HERE, dry_run=dry_run)
     found, old, new = plan(store, name, staging, kafka)
     if dry_run:
         at, goes_on = furthest(old.values()), found.done or _begun(found, (old, new)) is not None
@@ -166,7 +170,7 @@ class _Patience:
         self.pause()
 
 
-def _resumed(store: ObjectStore, kafka: Promotable, found: PromotionPlan, watch: _Watch, by: str) -> Switch | int:
+def _resumed(store: ObjectStore, kafka: Topics, found: PromotionPlan, watch: _Watch, by: str) -> Switch | int:
     """The switch that an earlier call had begun, finished; else the number of the one that is to be made.
 
     Raises `Refused` where that was of another app.
@@ -176,10 +180,9 @@ def _resumed(store: ObjectStore, kafka: Promotable, found: PromotionPlan, watch:
     if begun is None:
         return number
     if begun.to != found.to:
-        raise Refused(
-            f"the promotion of {begun.to} over {found.name} was begun, and is not decided",
-            hint=f"finish it by the same command; or run {found.over} again, which withdraws it",
-        )
+        fact = f"the promotion of {begun.to} over {found.name} was begun, and is not decided"
+        hint = f"finish it by the same command; or run {found.over} again, which withdraws it"
+        raise refusal(Intent.PROMOTE, Sign(UnderWay.PROMOTION, fact, hint))
     switch = found.switch(number, Standing(begun.at, begun.clock_ms), by)
     try:
         return _switched(store, kafka, switch, watch)
@@ -207,14 +210,12 @@ def _check_alone(
             if (now := holds.find(store, app)) is None:
                 break
             if now != first:
-                raise Refused(
-                    f"{now.by} promotes {now.to} over {now.name} at this moment, and holds {app} for it",
-                    hint="wait until that has ended",
-                )
+                fact = f"{now.by} promotes {now.to} over {now.name} at this moment, and holds {app} for it"
+                raise refusal(Intent.PROMOTE, Sign(UnderWay.PROMOTION, fact, "wait until that has ended"))
 
 
 def _together(
-    store: ObjectStore, kafka: Promotable, found: PromotionPlan, watch: _Watch, patience: _Patience, by: str
+    store: ObjectStore, kafka: Topics, found: PromotionPlan, watch: _Watch, patience: _Patience, by: str
 ) -> tuple[Switch, float]:
     """Bring both to the same offsets, and switch; and for how long the old app was held."""
     number = found.number
@@ -270,7 +271,7 @@ def _holding(store: ObjectStore, found: PromotionPlan) -> Iterator[Callable[...,
         holds.release(store, (found.over, found.to))
 
 
-def _switched(store: ObjectStore, kafka: Promotable, switch: Switch, watch: _Watch) -> Switch:
+def _switched(store: ObjectStore, kafka: Topics, switch: Switch, watch: _Watch) -> Switch:
     now_ms = instants.now_ms()
     switch.prepare(store, kafka, watch.look(), now_ms)
     switch.decide(store, now_ms)

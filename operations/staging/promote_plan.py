@@ -9,9 +9,10 @@ from msgspec.structs import replace
 from ...common import instants
 from ...errors import AnotherTopic, NotFound, Refused, Usage
 from ...snapshot.change.standing import Standing, furthest, users_inputs
-from ...snapshot.change.switch import Promotable, Switch, declared, newest_of
+from ...snapshot.change.switch import Switch, declared, newest_of
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, stages_of
-from ...snapshot.status.lag import beats
+from ...snapshot.under_way.runners import beats
 from ...state.topics import are_two, merged
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
@@ -68,7 +69,7 @@ class PromotionPlan:
         return Switch(promote, replace(promote, sinks={}, before=topics), self.over, by, self.back)
 
 
-def plan(store: ObjectStore, name: str, staging: str, kafka: Promotable) -> tuple[PromotionPlan, Heads, Heads]:
+def plan(store: ObjectStore, name: str, staging: str, kafka: Topics) -> tuple[PromotionPlan, Heads, Heads]:
     """What promoting an app over a name means, with the newest versions of the old app and of the new one.
 
     Without `staging`, back to the app that had the name before the newest promotion, if that was none back.
@@ -134,7 +135,7 @@ def _check_names(store: ObjectStore, name: str, folders: tuple[str, str], heads:
             )
 
 
-def _check_topics(name: str, staging: str, old: Heads, new: Heads, kafka: Promotable) -> None:
+def _check_topics(name: str, staging: str, old: Heads, new: Heads, kafka: Topics) -> None:
     """See that both can stand at the same offsets of the same topics."""
     mine, theirs = (
         {declared_as: at.topic for head in heads.values() if not head.retired for declared_as, at in head.inputs.items()
@@ -175,7 +176,7 @@ def _check_topics(name: str, staging: str, old: Heads, new: Heads, kafka: Promot
 
 
 def _sinks(
-    name: str, staging: str, old: Heads, new: Heads, topics: Mapping[str, str] | None, kafka: Promotable
+    name: str, staging: str, old: Heads, new: Heads, topics: Mapping[str, str] | None, kafka: Topics
 ) -> tuple[PromotedSink, ...]:
     """What goes over. Raises `Refused` where a sink of the old app has no counterpart, or another kind."""
     had = {sink: one.kind for head in old.values() if not head.retired for sink, one in head.sinks.items()}
@@ -247,4 +248,4 @@ def _was_claimed(store: ObjectStore, head: Manifest) -> bool:
     began = max(1, cut.get(head.stage, 0), *(former.version for former in head.formerly))
     if history.first_version(store, head.app, head.stage) > began:
         return True  # it is long ago that it began: garbage collection has been there since
-    return any(each.kind in ("claim", "batch") for each in history.after(store, head.app, head.stage, began - 1))
+    return any(each.traits.by_runner for each in history.after(store, head.app, head.stage, began - 1))

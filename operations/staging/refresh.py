@@ -10,11 +10,13 @@ from typing import Any
 from msgspec import Struct
 
 from ...errors import Refused
-from ...snapshot.change.first_versions import Channels, has_run
+from ...snapshot.change.first_versions import has_run
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.take.audit_log import record_once
+from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import apps, keys, limits, notes
+from ...store.versions import apps, history, keys, limits, notes
 from ...store.versions.manifest import AppInfo, Origin
 from ..maintenance.removal import remove_app
 from .clone import clone
@@ -36,7 +38,7 @@ def refresh(
     store: ObjectStore,
     name: str,
     *,
-    channels: Channels,
+    channels: Topics,
     cache: SstCache | None,
     by: str,
     now_ms: int,
@@ -52,6 +54,7 @@ def refresh(
     `StoredApp.refresh`, `Refused` also where a runner holds it.
     """
     key = keys.refreshing(keys.check_name("app", name))
+    check_exclusion(store, name, Intent.REFRESH, *HERE, dry_run=dry_run)
 
     def made(info: AppInfo, source: str, **how: Any) -> ClonePlan:
         origin, terms = _source(info), _terms(info, how.pop("left", ()))
@@ -71,6 +74,7 @@ def refresh(
 
     note = notes.find(store, key, Refreshing)
     if note is None:
+        history.list_stages(store, name)  # says so where it is half removed, or half made
         info = apps.read_app(store, name)
         origin = _source(info)  # says why not
         gone = remove_app(store, name, by=by, now_ms=now_ms, dry_run=True, **removing)
@@ -132,6 +136,7 @@ def _terms(info: AppInfo, left: tuple[str, ...]) -> Terms:
         topics=origin.topics,
         sinks=origin.sinks,
         masks=origin.masks,
+        empty=origin.empty,
         owner=info.owner,
         reason=info.reason,
         ttl_ms=info.ttl_ms,

@@ -12,8 +12,8 @@ removed is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
@@ -23,7 +23,6 @@ from xxhash import xxh3_64_hexdigest
 
 from ...common import instants
 from ...common.durations import DAY_MS
-from ...errors import Refused
 from ...pipeline.api.app import App
 from ...pipeline.batch.batch_report import BatchReport
 from ...pipeline.batch.schemas import shapes
@@ -31,13 +30,12 @@ from ...pipeline.kafka.archived import archived
 from ...pipeline.kafka.channels import KafkaChannels, group_of
 from ...pipeline.kafka.open import open_kafka
 from ...pipeline.kafka.protocol import Kafka
-from ...pipeline.run.news import News
+from ...pipeline.listener import Callbacks, Listener
 from ...pipeline.run.options import Options
 from ...pipeline.run.runner import run
 from ...pipeline.run.stopping import Stop, StopRequested, stop_signals
 from ...pipeline.spark.conf import on_path
 from ...pipeline.spark.session import running_session, warm_up
-from ...snapshot.change.first_versions import Channels
 from ...snapshot.change.migrate import lines
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.in_flight import InFlight
@@ -45,17 +43,15 @@ from ...snapshot.cut.resolve import resolve
 from ...snapshot.diff.allowed import only_in, without_all
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff, new_tables
 from ...snapshot.diff.near_records import unequal
-from ...snapshot.status.lag import lapsed
-from ...snapshot.take.remove import remove_pins_without_clone
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst.key_share import KeyShare
-from ...store.versions import apps, history
+from ...store.versions import history
 from ...store.versions.manifest import Manifest
-from ..maintenance.removal import discard
+from ..maintenance.removal import Removal
 from ..program_changes.program import migrate_app, spark_of
-from .clone import clone
+from .clone import ScratchClone
 from .clone_plan import Terms
 from .sample import sampled
 from .trial_plan import Ends, Release, TrialPlan, check_reached, in_all_to_read, make_plan
@@ -118,67 +114,6 @@ def _all(store: ObjectStore, head: Manifest, name: str) -> InFlight:
     return InFlight(*where, attempts, sink.sent, (), sink.since, head.version, "", sink.topic_id)
 
 
-@dataclass(frozen=True, slots=True)
-class ScratchClone:
-    """One clone of a moment, in the store of its source."""
-
-    store: ObjectStore
-    ref: str
-    """The moment as it was said,"""
-    start: Cut
-    """and what it named then."""
-    name: str
-    terms: Terms
-    channels: Channels
-    by: str
-    outside: Callable[[], None]
-    """Removes what it has outside of the store: topics, and groups."""
-    pause: Callable[[], None]
-    """Called until signs of life of a runner that was killed are old."""
-
-    @contextmanager
-    def there(self, ending: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """Inside, it is there, made anew; it goes inside what `ending` gives. Raises as `drop` and `clone`."""
-        self.drop()
-        try:
-            self.make(noted=False)
-            yield
-        finally:
-            with ending():
-                self.drop()
-
-    def make(self, *, noted: bool) -> None:
-        """Make it, or finish making it. Its source's log of operations tells of it if it is `noted`."""
-        clone(
-            self.store,
-            self.ref,
-            self.name,
-            at=self.start,
-            terms=self.terms,
-            channels=self.channels,
-            by=self.by,
-            noted=noted,
-        )
-
-    def drop(self) -> None:
-        """Remove it, whatever an earlier call has left of it, and its pin. Killed amidst, the next call does.
-
-        Raises `Refused` where the app of that name is another one, or a runner has it.
-        """
-        source = self.start.app
-        info = apps.find_app(self.store, self.name)
-        if info is not None and (info.origin is None or info.origin.app != source):
-            raise Refused(f"app {self.name!r} is none of a trial of {source}, which would have that name")
-        if not lapsed(self.store, self.name, self.pause):
-            raise Refused(
-                f"the same trial of {source} is under way: a runner has its clone, {self.name}",
-                hint="wait until that has ended",
-            )
-        discard(self.store, self.name)
-        remove_pins_without_clone(self.store, source, self.name, "")
-        self.outside()
-
-
 _LOOK_S = 1.0
 
 
@@ -189,7 +124,7 @@ class CloneRun:
     store: ObjectStore
     options: Options
     by: str
-    news: News
+    listener: Listener
     stop: Stop
     release: Release
     ends: Ends
@@ -254,12 +189,12 @@ class CloneRun:
         def told(report: BatchReport) -> None:
             self.records += report.rows_in if report.stage in firsts else 0
             of = f" of {in_all:,}" if in_all is not None else ""
-            self.news.doing(f"{self.what}: read {self.records:,}{of} records")
+            self.listener.doing(f"{self.what}: read {self.records:,}{of} records")
 
         began = monotonic()
         options = replace(self.options, until_caught_up=True, until=self.ends, publishes=False, gc_every_ms=None)
         options = replace(options, archive=False)
-        run(program, replace(options, stages=self.stages), told, news=News(self.news.doing), stop=self.stop)
+        run(program, replace(options, stages=self.stages), Callbacks(self.listener.doing, told), stop=self.stop)
         self.seconds = monotonic() - began
         check_reached(self.newest(), self.stages, self.ends, self.what)
         return self
@@ -277,15 +212,15 @@ class CloneRun:
 
     def _migrate(self, program: App) -> None:
         renames, stages = self.release.renames, self.release.stages
-        done = migrate_app(program, self.store, self.options, renames=renames, stages=stages, news=self.news)
+        done = migrate_app(program, self.store, self.options, renames=renames, stages=stages, listener=self.listener)
         self.migrated = [f"{each.stage}: {line}" for each in done.plan.changes for line in lines(each)]
 
     def _wait(self) -> None:
-        self.news.doing("a trial of the same was broken off within the last minute: is it still there?")
+        self.listener.doing("a trial of the same was broken off within the last minute: is it still there?")
         if self.stop.now.wait(_LOOK_S):
             raise StopRequested
 
-    def _forget(self) -> None:
+    def _forget(self, _removal: Removal) -> None:
         """Remove what Kafka has of the clone."""
         kafka = open_kafka(self.options.kafka)
         if topics := [topic for topic in kafka.partition_counts() if topic.startswith(f"{self.name}-")]:
@@ -333,21 +268,21 @@ def plan_of(release: Release, options: Options) -> TrialPlan:
     return make_plan(_store(options), release)
 
 
-def trial(release: Release, options: Options, cache: SstCache, *, by: str, news: News | None = None) -> Trial:
+def trial(release: Release, options: Options, cache: SstCache, *, by: str, listener: Listener | None = None) -> Trial:
     """Try a release. A call that was interrupted begins anew with the same call.
 
     Raises as `StoredApp.trial`, and `Refused` where the same trial is under way.
     """
     with stop_signals() as stop, stop.at_once():
-        return _tried(plan_of(release, options), options, cache, by, news or News(), stop)
+        return _tried(plan_of(release, options), options, cache, by, listener or Listener(), stop)
     raise KeyboardInterrupt
 
 
-def _tried(plan: TrialPlan, options: Options, cache: SstCache, by: str, news: News, stop: Stop) -> Trial:
+def _tried(plan: TrialPlan, options: Options, cache: SstCache, by: str, listener: Listener, stop: Stop) -> Trial:
     release, store = plan.release, _store(options)
     number = xxh3_64_hexdigest(f"{release.code} {release.start}".encode())[:8]
     name = f"{release.app[:40]}-trial-{number}"
-    act = partial(CloneRun, store, options, by, news, stop, release, plan.ends)
+    act = partial(CloneRun, store, options, by, listener, stop, release, plan.ends)
     with ExitStack() as stack:
         is_cold = running_session() is None
         spark = stack.enter_context(spark_of("trial", plan.new, options, master="local[*]"))
@@ -362,7 +297,7 @@ def _tried(plan: TrialPlan, options: Options, cache: SstCache, by: str, news: Ne
             old = act(f"{name}-before", *begin, "the program of before", plan.old_stages)
             stack.enter_context(old.going(plan.old))
             compared = old.newest()
-        news.doing("comparing")
+        listener.doing("comparing")
         newest, tried = made.newest(), made.tried
         cuts = StoredCut(store, compared), StoredCut(store, newest)
         found = diff(cache, *cuts, tables=tried, ignore_new=True)

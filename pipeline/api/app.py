@@ -9,12 +9,13 @@ from typing import Self
 from ...common.argument_types import checked
 from ...common.validation import whole
 from ...errors import NotFound, Refused, Usage
+from ...snapshot.cut.kafka_topics import internal_topic
 from ...state.kinds.due import Final
 from ...state.kinds.kind import Kind
 from ...store.versions.keys import check_name
 from ...store.versions.side_tables import REJECTED, table_name
 from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions, as_they_came, late_channel
-from .sink import FunctionSink, Sink, TopicSink, internal_topic
+from .sink import FunctionSink, Sink, TopicSink
 from .stage import OnError, Stage, Transform, check_options, check_rejects, check_stage, several
 from .starting_offsets import StartingOffsets
 from .table import DEFAULT_TABLE, TableOptions

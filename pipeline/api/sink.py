@@ -125,8 +125,3 @@ def foreach_version(function: VersionFunction, *, name: str = "") -> FunctionSin
         raise Usage(f"foreach_version(): function is {function!r}; expected a function")
     found = name or getattr(function, "__name__", "").strip("<>").replace("_", "-").lower()
     return FunctionSink(check_name("foreach_version", found), function)
-
-
-def internal_topic(app: str, stage: str, sink_name: str) -> str:
-    """Where committed rows of a sink wait for their publisher. Raises `Usage` where that is too long for a topic."""
-    return check_topic(f"{app}-{stage}-{sink_name}-sink")

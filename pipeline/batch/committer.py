@@ -6,16 +6,15 @@ are written. They wait in a folder for each runner. What a runner that died has 
 version that never was committed is computed again.
 
 The head that a version is built on may not be the newest when it is committed: a compaction of another process is a
-version, too. It changes no row, so the change follows it under the next number (`store.compaction.plan.rebase`). So it
-does where columns were backfilled meanwhile, once its own rows are, too. Where keys were forgotten, or the app was
-promoted, a batch that did anything is `Outdated`. What else took the number ends this writer.
+version, too. It changes no row, so the change follows it under the next number (`store.compaction.plan.rebase`). Where
+keys were forgotten, or the app was promoted, a batch that did anything is `Outdated`. What else took the number ends
+this writer.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,18 +23,17 @@ from msgspec import structs
 from ...errors import CommitConflict, Refused
 from ...store.compaction.plan import Done, rebase
 from ...store.objects.local import SpooledStore
+from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Stats
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, newest
-from ...store.versions.manifest import BESIDE_BATCHES, Backfill, Manifest, Sst
+from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts
 from ..upkeep.meter import StageMeter
 
 _UPLOADS = 4
 """SSTs of one version that are uploaded at once; each is in memory meanwhile."""
-
-FillChanges = Callable[[Manifest, Sequence[Sst], Sequence[Backfill]], Sequence[Sst]]
 
 
 class Outdated(CommitConflict):
@@ -94,8 +92,6 @@ class Committer:
         spool: Where the SSTs of changes wait; None when they are in the store already.
         max_unflushed: How many versions may be acknowledged and not committed; 0 for none.
         failed: Told, on a thread of this class, why nothing is committed any more.
-        fill: Gets the head and the SSTs of a change that was computed before the head had some of its backfills, and
-            these; gives the SSTs with their values. None for a stage without a table.
     """
 
     def __init__(
@@ -107,13 +103,12 @@ class Committer:
         spool: SpooledStore | None = None,
         max_unflushed: int = 0,
         failed: Callable[[BaseException], None] = lambda _error: None,
-        fill: FillChanges | None = None,
     ) -> None:
         self.head = self._claimed = claimed
         """The newest committed version."""
         self.in_order = False
         """Whether nothing is to run ahead of the store now: what is acknowledged cannot be computed once more."""
-        self._store, self._meter, self._spool, self._fill = store, meter, spool, fill
+        self._store, self._meter, self._spool = store, meter, spool
         self._max_unflushed, self._failed = max_unflushed, failed
         self._committing = threading.Lock()
         self._uploaded: set[str] = set()
@@ -139,7 +134,7 @@ class Committer:
         but `in_order`, wait until it is.
 
         Raises `Fenced` where a writer with a newer epoch took the stage over, `CommitConflict` where somebody else
-        committed what is of none of `BESIDE_BATCHES`, `Outdated`, and `Refused` where this was closed.
+        committed what is of no kind that goes beside batches, `Outdated`, and `Refused` where this was closed.
         """
         if not self._max_unflushed:
             self._commit(change)
@@ -252,18 +247,15 @@ class Committer:
         change.on_commit(Committed(moved.before, made, seconds, ended - began, max(0, len(self._unflushed) - 1)))
 
     def _in_the_way(self, head: Manifest) -> Manifest | None:
-        """The first version since the newest known, up to `head`, that no batch of this writer can follow, if any.
-
-        Compactions change no row, and what a backfill changes is made up for (`_onto`).
-        """
+        """The first version since the newest known, up to `head`, that no batch of this writer can follow, if any."""
         since = (
             history.read(self._store, head.app, head.stage, version)
             for version in range(self.head.version + 1, head.version + 1)
         )
-        return next((each for each in since if each.kind not in BESIDE_BATCHES or each.epoch != head.epoch), None)
+        return next((each for each in since if not each.traits.beside_batches or each.epoch != head.epoch), None)
 
     def _onto(self, change: PendingVersion, head: Manifest) -> PendingVersion:
-        """The change built on this head. Its rows get the values of backfills that they were computed without."""
+        """The change built on this head. Raises `Outdated` where its batch has to be computed once more."""
         if head.sinks.keys() != change.before.sinks.keys() or head.promotion != change.before.promotion:
             change = self._promoted(change, head)
         if head.forgotten != change.before.forgotten and change.added:
@@ -276,13 +268,7 @@ class Committer:
         # Where there is no other version, at most what the head took has been written up since.
         if head.version != change.before.version:
             moved = replace(moved, manifest=rebase(change.before, change.manifest, head, change.merges))
-        due = [each for each in head.backfills if each not in change.before.backfills]
-        added = [sst for sst in moved.manifest.ssts if sst.object in moved.added] if due else []
-        if not added or self._fill is None:
-            return moved
-        filled = dict(zip(added, self._fill(head, added, due), strict=True))
-        ssts = tuple(filled.get(sst, sst) for sst in moved.manifest.ssts)
-        return replace(moved, manifest=structs.replace(moved.manifest, ssts=ssts))
+        return moved
 
     def _promoted(self, change: PendingVersion, head: Manifest) -> PendingVersion:
         """The change of a batch that was computed before its app was promoted, with the sinks that it has since.
@@ -291,7 +277,7 @@ class Committer:
         """
         manifest = change.manifest
         read, sent = (each.rows for each in manifest.inputs.values()), (each.rows for each in manifest.outputs.values())
-        if (change.added or any(read) or any(sent)) and manifest.kind != "edit":  # which sends nothing on
+        if (change.added or any(read) or any(sent)) and manifest.traits.reads_records:  # which sends nothing on
             raise PromotedMeanwhile(
                 f"stage {head.app}/{head.stage} was promoted at v{head.version} while a batch of it was under way",
                 version=head.version,
@@ -304,9 +290,7 @@ class Committer:
         """Bring what the version adds into the store, unless it is there."""
         if self._spool is None or not (waiting := sorted(change.added - self._uploaded)):
             return
-        with ThreadPoolExecutor(min(_UPLOADS, len(waiting)), thread_name_prefix="upload") as threads:
-            for _ in threads.map(self._spool.upload, waiting):
-                pass
+        do_all(self._spool.upload, waiting, min(_UPLOADS, len(waiting)))
         self._uploaded.update(waiting)
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -16,9 +15,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from ...common import instants
 from ...errors import SlackwaterError, Unavailable
 from ...snapshot.change.edit import change_of, newest
-from ...snapshot.change.edit_request import EDITS, EditRequest, done_by
 from ...snapshot.change.edited import edited
-from ...snapshot.change.fill import fill_changes
+from ...snapshot.under_way.edit_request import EDITS, EditRequest, done_by
 from ...state.event_time import BatchTimes
 from ...state.next_version import Outcome, TaskReport, Written, has_rows, next_version
 from ...state.records import Position
@@ -96,7 +94,6 @@ class StageRunner:
             spool=spool,
             max_unflushed=limits.max_unflushed,
             failed=self._fail,
-            fill=partial(fill_changes, local, cache) if has_table else None,
         )
         self._job = StageJob(
             config, local, cache, self._homes, access, stopping=lambda: self._stopping, query=self._query

@@ -7,7 +7,7 @@ and its offsets follow the stage's commits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
@@ -15,7 +15,9 @@ import pyarrow as pa
 from ulid import ULID
 
 from ...errors import NotFound, Refused
+from ...snapshot.change.first_versions import offset_syncs
 from ...snapshot.cut.in_flight import InFlight
+from ...snapshot.cut.replicas import Anchor
 from ...snapshot.cut.stored import ADDRESS
 from ...snapshot.query.log import Remaining, RemainingOf
 from ...state.topics import TopicState, are_two
@@ -23,25 +25,28 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Input
 from .archived import ArchivedKafka, archived
 from .columns import Columns
+from .failover import Sync, anchor, offset_sync
 from .messages import decode_addressed, header_of, marker_of, of_attempts, read_rows, send, split
 from .open import end_offsets
-from .protocol import Kafka, Offsets, another_read
+from .protocol import FOR_EVER, Kafka, Offsets, another_read
 
+_GAPS = 4
+"""So many offsets are read for each record at first: some are marks of transactions, or were compacted away."""
 _STATE_S = 5.0
 """For one topic's id and offsets."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaChannels:
-    """The Protocols of `snapshot` and `operations`: `Channels`, `ChannelReader`, `Rereader`, `Topics` and others."""
+    """What `snapshot` and `operations` ask of Kafka (`snapshot.cut.kafka_topics.Topics`)."""
 
     kafka: Kafka = field(repr=False)
     patience_s: float = 60
     """How long the broker may be away."""
 
-    def with_archives(self, store: ObjectStore, *apps: str) -> KafkaChannels:
-        """The same, with what Kafka has lost of these apps' input read from their archives."""
-        return replace(self, kafka=archived(self.kafka, store, *apps))
+    def with_archives(self, store: ObjectStore, app: str) -> KafkaChannels:
+        """The same, with what Kafka has lost of this app's input read from its archive."""
+        return replace(self, kafka=archived(self.kafka, store, app))
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
         now = self.kafka.state(topic)
@@ -125,12 +130,41 @@ class KafkaChannels:
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
         self.kafka.commit_offsets(group_of(app, stage), positions)
 
+    def internal(self, topic: str, /) -> tuple[int, str]:
+        self.kafka.create_topics({topic: 1}, config=FOR_EVER)
+        now = self.kafka.state(topic)
+        return now.ends[0], now.id
+
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
         earliest, ends = self.kafka.offsets(topic)
         if partition >= len(ends) or not earliest[partition] <= offset < ends[partition]:
             return None
         chunks = self.kafka.read(topic, partition, offset, offset + 1, patience_s=self.patience_s)
         return next((marker_of(header_of(message)) for chunk in chunks for message in chunk), None)
+
+    def before(self, topic: str, partition: int, offset: int, count: int, /) -> tuple[Anchor, ...]:
+        first, reach = self.kafka.offsets(topic)[0][partition], _GAPS * count
+        while True:
+            start = max(first, offset - reach)
+            found = tuple(self.anchors(topic, partition, start, offset)) if start < offset else ()
+            if len(found) >= count or start <= first:
+                return found[-count:]
+            reach *= 8
+
+    def anchors(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[Anchor]:
+        for messages in self.kafka.read(topic, partition, start, end, patience_s=self.patience_s, gone=[]):
+            yield from map(anchor, messages)
+
+    def syncs(self, alias: str, topic: str, /) -> Mapping[int, Sequence[Sync]]:
+        about = offset_syncs(alias)
+        found: dict[int, list[Sync]] = {}
+        now = self.state(about)
+        for start, end in zip(now.earliest, now.ends, strict=True) if now is not None else ():
+            for messages in self.kafka.read(about, 0, start, end, patience_s=self.patience_s, gone=[]):
+                for message in messages:
+                    if (one := offset_sync(message.key(), message.value())) is not None and one[0] == topic:
+                        found.setdefault(one[1], []).append(one[2])
+        return found
 
     def copy(
         self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None

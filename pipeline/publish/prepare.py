@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 from pyspark.sql.types import StructType
 
 from ...errors import AnotherTopic, NotFound, Refused
+from ...snapshot.cut.kafka_topics import internal_topic
 from ...state.topics import TopicState, merged, why_another
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, published
@@ -17,7 +17,6 @@ from ...store.versions.manifest import Manifest, Sink
 from ..api import sink as api
 from ..api.app import App
 from ..api.stage import Stage
-from ..kafka.open import end_offsets
 from ..kafka.protocol import FOR_EVER, Kafka
 from ..messages import outgoing
 from ..source.spark_types import arrow_of
@@ -70,31 +69,9 @@ def create_internal(
     kafka: Kafka, app: str, stages: Sequence[Stage], publishes: Mapping[str, str] | None, *, only_ask: bool
 ) -> None:
     """Make the internal topics of the stages' sinks, where there are none. Raises `Refused`."""
-    wanted = {api.internal_topic(app, at.name, one.name): 1 for at in stages for one in written(at, publishes)}
+    wanted = {internal_topic(app, at.name, one.name): 1 for at in stages for one in written(at, publishes)}
     if wanted:
         kafka.create_topics(wanted, only_ask=only_ask, config=FOR_EVER)
-
-
-@dataclass(frozen=True, slots=True)
-class InternalTopics:
-    """What a promotion asks of Kafka (`snapshot.change.switch.Promotable`)."""
-
-    kafka: Kafka
-
-    def ends(self, topic: str, /) -> tuple[int, ...] | None:
-        """The end offset of each partition, or None when there is no such topic."""
-        return end_offsets(self.kafka, topic)
-
-    def topic_id(self, topic: str, /) -> str:
-        """Kafka's id of a topic; empty where nobody knows."""
-        return self.kafka.topic_id(topic)
-
-    def internal(self, app: str, stage: str, sink: str, /) -> tuple[str, int, str]:
-        """The internal topic of a sink, which is made where there is none, where it ends, and its id."""
-        topic = api.internal_topic(app, stage, sink)
-        self.kafka.create_topics({topic: 1}, config=FOR_EVER)
-        now = self.kafka.state(topic)
-        return topic, now.ends[0], now.id
 
 
 def prepare(stage: Stage, emits: Mapping[str, StructType], publishes: Mapping[str, str] | None) -> None:
@@ -137,7 +114,7 @@ def claimed(
                 "these rows up by --accept-loss",
             )
     for name in declared.keys() - found.keys():
-        topic = api.internal_topic(draft.app, stage.name, name)
+        topic = internal_topic(draft.app, stage.name, name)
         now = kafka.state(topic)
         found[name] = Sink(topic, now.ends[0], draft.version, declared[name].kind, topic_id=now.id)
     return {name: found[name] for name in declared}

@@ -21,6 +21,7 @@ from ..kafka.channels import group_of
 from ..kafka.messages import of_attempts, rows_of
 from ..kafka.patience import Patience
 from ..kafka.protocol import Broken, Kafka, Overtaken, TransactionSettings
+from ..listener import Listener
 from .core import Backlog, Publisher, Target
 from .targets import Book, ToFunction, ToTopic
 
@@ -198,7 +199,7 @@ class SinkThread(threading.Thread):
                 self._book.note(place)
 
 
-class Publishers:
+class Publishers(Listener):
     """The publishers of the claimed stages' sinks. `info` may be None where no stage has any; claims are by stage.
 
     `accept_loss`: go on without what nobody knows to be published or not, and without what Kafka has lost. Kafka, or a
@@ -269,7 +270,7 @@ class Publishers:
             for thread in self._threads:
                 thread.hurry(hurried=hurried)
 
-    def move(self, head: Manifest) -> None:
+    def move(self, head: Manifest, _tip: Manifest | None = None) -> None:
         """A version was committed."""
         for thread in self._threads:
             if thread.stage == head.stage:

@@ -5,7 +5,7 @@ What a run makes of a program that does not fit what is stored: it refuses, and 
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import xxhash
@@ -174,8 +174,6 @@ class Claimer:
     """The topic of each sink, by its declared name, in a clone; None where they are as declared."""
     promotion: int = 0
     """The number of the newest promotion that the app took part in, by which it publishes that; 0 for none."""
-    others: Mapping[str, str] = field(default_factory=dict)
-    """The topic of each channel that is another app's, and is only read, by its declared name."""
 
     def create_channels(self, stages: tuple[Stage, ...], *, only_ask: bool = False) -> None:
         """Make the repartition topics that these stages read or write, where there are none yet.
@@ -316,10 +314,10 @@ class Claimer:
     def _channels(self, stages: tuple[Stage, ...]) -> dict[str, int]:
         """The repartition topics that these stages read or write, with the partitions each gets when it is made."""
         used = [one for stage in stages for one in (*stage.repartitions, *map(self.app.channel, stage.channels))]
-        return {self._topic_of(channel): channel.partitions for channel in used if channel.name not in self.others}
+        return {self._topic_of(channel): channel.partitions for channel in used}
 
     def _topic_of(self, channel: Repartition) -> str:
-        return self.others.get(channel.name) or channel_topic(self.app.name, channel.name)
+        return channel_topic(self.app.name, channel.name)
 
     def starts(self, stage: Stage, head: Manifest | None, *, claiming: bool = False) -> dict[str, StartPosition]:
         """Where a stage begins to read, by the input's declared name; a new one has no `head`. Raises as `check`.

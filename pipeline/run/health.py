@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ...snapshot.status.lag import StageLag
+from ..listener import Listener
 
 HUNG_S = 600.0
 """For so long nothing may go on that could, at least."""
@@ -47,7 +48,7 @@ class _Stage:
 
 
 @dataclass(slots=True)
-class Health:
+class Health(Listener):
     """Told from several threads what goes on; asked from others what that means."""
 
     hung_s: float = HUNG_S
@@ -68,12 +69,10 @@ class Health:
         self._at_s = self.clock()
 
     def doing(self, what: str) -> None:
-        """What goes on before batches run, and after."""
         with self._lock:
             self._doing, self._at_s = what, self.clock()
 
     def running(self, triggers_s: Mapping[str, float], patience_s: float, held: Callable[[str], bool]) -> None:
-        """From now on batches of these stages run; `held` says of one that it starts none, as others are behind."""
         with self._lock:
             now = self.clock()
             self._loop_s, self._held = patience_s + min(_LOOP_S, self.hung_s), held
@@ -81,16 +80,13 @@ class Health:
             self._stages = {name: _Stage(now, trigger_s) for name, trigger_s in triggers_s.items()}
 
     def ending(self) -> None:
-        """No batch starts any more."""
         with self._lock:
             self._stages, self._checked_s, self._at_s = {}, float("-inf"), self.clock()
 
     def looped(self) -> None:
-        """The driver's loop came round."""
         self._at_s = self.clock()
 
     def looked(self, stage: str, *, busy: bool, version: int) -> None:
-        """Whether a batch of a stage is under way, and its newest version."""
         with self._lock:
             if (seen := self._stages.get(stage)) is None or (seen.busy, seen.version) == (busy, version):
                 return
@@ -102,7 +98,6 @@ class Health:
             seen.busy, seen.version, seen.moved_s = busy, version, now
 
     def spark(self, tasks: Hashable) -> None:
-        """Spark's JVM answered; `tasks` is another value when a task has ended since."""
         with self._lock:
             self._spark_s = now = self.clock()
             if tasks != self._spark:
@@ -112,11 +107,9 @@ class Health:
                         seen.moved_s = now
 
     def checked(self) -> None:
-        """All stages were seen to be this runner's."""
         self._checked_s = self.clock()
 
     def lags(self, stages: tuple[StageLag, ...]) -> None:
-        """How far stages are."""
         with self._lock:
             for each in stages:
                 if (seen := self._stages.get(each.stage)) is not None:

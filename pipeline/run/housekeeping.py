@@ -18,17 +18,16 @@ from ...snapshot.cut.moments import heads_of
 from ...snapshot.gc.collect import Collected, collect
 from ...snapshot.gc.inventory import last_collection
 from ...snapshot.gc.retention import Retention
-from ...snapshot.status import lag
 from ...snapshot.status.lag import StageLag, input_lag, sink_lags
+from ...snapshot.under_way.runners import BEAT_S, Beat, Heart, beats, runner_of
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ...store.versions.published import Place
 from ..batch.stage_runner import StageRunner
 from ..kafka.open import EndOffsets
+from ..listener import Listener
 from .claim import Claimer
-from .health import Health
-from .news import News
 from .waiting import queued_groups
 
 _log = logging.getLogger("slackwater")
@@ -56,7 +55,7 @@ def in_background(name: str, work: Callable[[threading.Event], None]) -> Iterato
         thread.join(_END_S)
 
 
-def ask_spark(spark: SparkSession, health: Health, queued: set[str], over: threading.Event) -> None:
+def ask_spark(spark: SparkSession, listener: Listener, queued: set[str], over: threading.Event) -> None:
     """Ask Spark's JVM every few seconds how far its tasks are. Where it hangs, this does too, and nobody else.
 
     `queued` are the groups of jobs that wait for a core (`queued_groups`), looked for less often.
@@ -65,12 +64,12 @@ def ask_spark(spark: SparkSession, health: Health, queued: set[str], over: threa
     while not over.is_set():
         stages = ((each, tracker.getStageInfo(each)) for each in tracker.getActiveStageIds())
         try:
-            health.spark(tuple((each, info.numCompletedTasks) for each, info in stages if info is not None))
+            listener.spark(tuple((each, info.numCompletedTasks) for each, info in stages if info is not None))
             if time.monotonic() >= due_s:
                 found = set(queued_groups(spark))
                 queued &= found
                 queued |= found
-                due_s = time.monotonic() + lag.BEAT_S / 2
+                due_s = time.monotonic() + BEAT_S / 2
         except (Py4JError, ConnectionError):
             return  # that Spark is gone, its queries say
         over.wait(_ASK_S)
@@ -85,7 +84,7 @@ class LagReporter:
     claimer: Claimer
     """Who runs what."""
     runners: Sequence[StageRunner]
-    news: News
+    listener: Listener
     places: Callable[[str], Mapping[str, Place | None]]
     """How far the sinks of a stage of this run are."""
     waits_for: Callable[[StageLag], str] = lambda _stage: ""
@@ -93,12 +92,12 @@ class LagReporter:
     _waits: dict[str, str] = field(default_factory=dict)
     _others: dict[str, Manifest] = field(default_factory=dict)
     """Heads of stages that run elsewhere, or nowhere."""
-    _alive: tuple[lag.Beat, ...] | None = None
+    _alive: tuple[Beat, ...] | None = None
 
     def work(self, over: threading.Event) -> None:
         """Report and write heartbeats, of which the last one goes when it is `over`."""
         app, epochs = self.claimer.app.name, {runner.stage.name: runner.head.epoch for runner in self.runners}
-        beat, heart = lag.Beat(self.claimer.writer, self.claimer.by, epochs), lag.Heart(self.store, app)
+        beat, heart = Beat(self.claimer.writer, self.claimer.by, epochs), Heart(self.store, app)
         others_due = 0.0
         while not over.is_set():
             heart.beat(lambda: replace(beat, waits=self._waits))
@@ -108,13 +107,13 @@ class LagReporter:
             found = self._lags(app)
             own = (each for each in found if each.stage in epochs)
             self._waits = {each.stage: what for each in own if (what := self.waits_for(each))}
-            self.news.lags(found)
+            self.listener.lags(found)
             over.wait(_REPORT_S)
         heart.end(beat.writer)
 
     def _refresh_others(self, app: str) -> None:
         try:
-            self._alive = lag.beats(self.store, app, instants.now_ms())
+            self._alive = beats(self.store, app, instants.now_ms())
             names = set(history.list_stages(self.store, app)) - {runner.stage.name for runner in self.runners}
             found = {}
             for stage in sorted(names):
@@ -137,7 +136,7 @@ class LagReporter:
             if stage in own:
                 found.append(StageLag(app, stage, inputs, True, sink_lags(head, self.places(stage))))
             else:
-                runs = None if self._alive is None else bool(lag.runner_of(head, self._alive))
+                runs = None if self._alive is None else bool(runner_of(head, self._alive))
                 found.append(StageLag(app, stage, inputs, runs, ()))
         return tuple(found)
 
@@ -159,7 +158,7 @@ class Collector:
     by: str
     epochs: Callable[[], Mapping[str, int]]
     """The stages that this one holds, and under which epoch."""
-    news: News
+    listener: Listener
     _since_ms: int = 0
     """When this one first looked."""
 
@@ -180,7 +179,7 @@ class Collector:
                 _log.exception("gc of %s broke off; the next one goes on from there", self.app)
             else:
                 if done is not None:
-                    self.news.collected(done)
+                    self.listener.collected(done)
 
     def look(self, now_ms: int) -> Collected | None:
         """Collect, if it is due and this runner's to do. A listing where it is not due. Raises as `collect`."""
@@ -196,7 +195,7 @@ class Collector:
     def _leads(self, now_ms: int) -> bool:
         """Whether the first stage that runs is this runner's."""
         heads = heads_of(self.store, self.app, history.list_stages(self.store, self.app))
-        alive = lag.beats(self.store, self.app, now_ms)
+        alive = beats(self.store, self.app, now_ms)
         mine = self.epochs()
-        first = next((name for name in order(heads) if name in mine or lag.runner_of(heads[name], alive)), None)
+        first = next((name for name in order(heads) if name in mine or runner_of(heads[name], alive)), None)
         return first is not None and mine.get(first) == heads[first].epoch

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make
 from ...errors import Refused
 from ...snapshot.status.lag import StageLag
 from ..batch.batch_report import BatchReport
-from ..upkeep.archiver import ArchiveState
+from ..listener import ArchiveState, Listener
 from .health import Health
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ _GAUGES: _OfBatch = {
 }
 
 
-class Metrics:
-    """The metrics of one process, labelled by app and stage. Safe to observe from many threads.
+class Metrics(Listener):
+    """The metrics of one process, labelled by app and stage. A listener of a run.
 
     `health` is what probes are answered by.
     """
@@ -108,8 +108,7 @@ class Metrics:
             "versions": gauge("sink_lag_versions", "Versions since the newest that is published.", of_sink),
         }
 
-    def observe(self, batch: BatchReport) -> None:
-        """Note a committed batch."""
+    def committed(self, batch: BatchReport) -> None:
         labels = (batch.app, batch.stage)
         for name, (_, value) in _HISTOGRAMS.items():
             self._histograms[name].labels(*labels).observe(value(batch))
@@ -122,9 +121,8 @@ class Metrics:
         for verb in ("get", "put", "list", "delete"):
             self._requests.labels(*labels, verb).inc(getattr(batch.stats, f"{verb}s"))
 
-    def observe_lags(self, stages: tuple[StageLag, ...]) -> None:
-        """Note how far stages are. What is not known has no sample, so that no alarm takes it for none."""
-        self.health.lags(stages)
+    def lags(self, stages: tuple[StageLag, ...]) -> None:
+        """Export the lag of each stage. Unknown lags get no sample, so that an alert cannot mistake them for zero."""
         for stage in stages:
             at = (stage.app, stage.stage)
             found: list[tuple[Gauge, tuple[str, ...], float | None]] = [(self._running, at, stage.running)]
@@ -138,8 +136,7 @@ class Metrics:
                 else:
                     gauge.labels(*labels).set(value)
 
-    def observe_archives(self, states: tuple[ArchiveState, ...]) -> None:
-        """Note how far the input archives are."""
+    def archived(self, states: tuple[ArchiveState, ...]) -> None:
         for state in states:
             for name, gauge in self._archives.items():
                 gauge.labels(state.app, state.topic).set(getattr(state, name))

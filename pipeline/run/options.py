@@ -52,8 +52,6 @@ class Options:
     """Merges that go on at once beside the batches of each stage; 0 leaves them to `slackwater compact`."""
     retention: Callable[[str], Retention] = lambda _app: Retention()
     """What of an app's history to keep, by its name: the rest is collected now and then."""
-    archives: tuple[str, ...] = ()
-    """Further apps in whose input archives what Kafka has lost may be read, as that of the app's own."""
     archive: bool = True
     """Archive what is read, where `retention` says so."""
     gc_every_ms: int | None = 3_600_000
@@ -62,8 +60,6 @@ class Options:
     """Read users' topics, by name, up to these offsets, and no further; the others to their ends."""
     publishes: bool = True
     """Publish what sinks are given; without, it waits in their internal topics, also that of a clone's."""
-    channels: Mapping[str, str] = field(default_factory=dict)
-    """Repartition topics of another app, which these stages only read: by their declared name, the topic."""
 
     def __post_init__(self) -> None:
         if self.max_records is not None:

@@ -18,6 +18,7 @@ from ...snapshot.change.stages import absent
 from ...snapshot.change.switch import settled
 from ...snapshot.cut import replicas
 from ...snapshot.cut.moments import heads_of
+from ...snapshot.under_way.exclusion import Intent, check_exclusion
 from ...state.kinds.kind import key_of_table
 from ...store.archive.reading import Archives
 from ...store.objects.counting import CountingStore
@@ -33,11 +34,11 @@ from ..batch.job import Limits
 from ..kafka.archived import ArchivedKafka
 from ..kafka.open import in_memory, open_kafka, wait_for
 from ..kafka.protocol import Kafka
+from ..listener import Listener
 from ..publish.prepare import check_targets
 from ..spark.session import check_start, running_session
 from ..upkeep.write_stall import Triggers
 from .claim import Claimer, check_made_here, check_program, migrate_command
-from .news import News
 from .options import Options
 from .start_positions import StartPosition
 
@@ -74,7 +75,7 @@ class Start:
         return replace(self.claimer, store=self.stores[stage.name])
 
 
-def preflight(app: App, options: Options, news: News) -> Start:
+def preflight(app: App, options: Options, listener: Listener) -> Start:
     """Wait for Kafka and check all that needs no Spark. Raises `NotFound`, `Refused` and `Usage`."""
     stages = app.select(options.stages)
     limits = {stage.name: limits_of(stage, options) for stage in stages}
@@ -82,10 +83,10 @@ def preflight(app: App, options: Options, news: News) -> Start:
     kafka = open_kafka(options.kafka)
     # An address that cannot be meant is told before anything is waited for.
     opened = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
-    news.doing(f"waiting for {kafka.name}")
+    listener.doing(f"waiting for {kafka.name}")
     wait_for(kafka, options.patience_s)
     store = CountingStore(opened)
-    news.doing("checking the app")
+    listener.doing("checking the app")
     folders = apps.folders_of(store, app.name)
     app = replace(app, name=folders[0])
     running = running_session()
@@ -99,7 +100,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
         history.list_stages(store, app.name)  # says so where it is half a clone, or half removed
         apps.check_free(store, app.name)
     else:
-        replicas.check_runs_here(store, app.name, "a run")
+        check_exclusion(store, app.name, Intent.RUN)
         if waits_for_rows(store, info):
             raise Refused(
                 f"app {app.name!r} was begun by `slackwater init`, which broke off: {info.initialised} has no rows yet",
@@ -114,14 +115,13 @@ def preflight(app: App, options: Options, news: News) -> Start:
         stages = app.select(options.stages)
     claimer = Claimer(
         store=store,
-        kafka=ArchivedKafka(kafka, Archives(lambda: store, app.name, *options.archives), of_past=False),
+        kafka=ArchivedKafka(kafka, Archives(lambda: store, app.name), of_past=False),
         app=app,
         topics=replicas.topics_of(store, info),
         writer=str(ULID()),
         by=f"{socket.gethostname()}:{os.getpid()}",
         accept_loss=options.accept_loss,
         migration=migration,
-        others=options.channels,
     )
     stores = {stage.name: CountingStore(opened) for stage in stages}
     checked = {stage.name: replace(claimer, store=stores[stage.name]).check(stage) for stage in stages}

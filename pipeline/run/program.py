@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +14,9 @@ from ...errors import Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.apps import folder_of
 from ..api.app import App
-from ..batch.batch_report import BatchReport
+from ..listener import Listener
 from ..spark.conf import check_py_files, check_settings, on_path
 from ..spark.user_errors import as_user_error
-from .health import Health
-from .news import News
 from .options import Options
 from .runner import run
 from .stopping import Stop
@@ -68,7 +65,7 @@ def module_of(path: str) -> ModuleType:
     return module
 
 
-def run_app(app: App, options: Options, on_commit: Callable[[BatchReport], None]) -> None:
+def run_app(app: App, options: Options, listener: Listener) -> None:
     """Run an app that this process declares. Raises as `runner.run` does, and `Usage` for what is said to Spark."""
     conf, files = check_settings(options.spark_conf, "spark_conf"), check_py_files(options.py_files, "py_files")
     on_path(files)
@@ -76,7 +73,7 @@ def run_app(app: App, options: Options, on_commit: Callable[[BatchReport], None]
         # A module that was loaded by hand need not be known by its name.
         if (module := sys.modules.get(name)) is not None:
             _send_by_value(module)
-    run(app, replace(options, spark_conf=conf, py_files=files), on_commit)
+    run(app, replace(options, spark_conf=conf, py_files=files), listener)
 
 
 def _send_by_value(module: ModuleType) -> None:
@@ -89,13 +86,11 @@ def run_file(
     *,
     app: str | None,
     options: Options,
-    on_commit: Callable[[BatchReport], None],
-    news: News | None = None,
+    listener: Listener,
     stop: Stop | None = None,
-    health: Health | None = None,
 ) -> None:
     """Run the app that a file declares. Arguments as of `runner.run`; raises as `load_app` and that do."""
     with stop.at_once() if stop is not None else nullcontext():
         on_path(options.py_files)
         program = load_app(path, name=app)
-    run(program, options, on_commit, news=news, stop=stop, health=health)
+    run(program, options, listener, stop=stop)

@@ -1,6 +1,6 @@
 """Running an app: check its program, claim its stages, build a runner for each, and have them supervised."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,7 @@ from ..batch.schemas import Shape, shapes
 from ..batch.stage_runner import StageRunner
 from ..kafka.channels import Announcer, KafkaChannels
 from ..kafka.open import for_workers, open_kafka
+from ..listener import Listener, Listeners
 from ..publish.publishers import Publishers
 from ..reject.rejecter import BatchRejecter
 from ..source.checkpoint import ScratchCheckpoint
@@ -37,9 +38,7 @@ from ..telemetry.spans import Tracing, tracing_of
 from ..telemetry.under_way import running
 from ..upkeep.archiver import Archiver
 from ..upkeep.meter import StageMeter
-from .health import Health
 from .housekeeping import Collector, LagReporter, ask_spark, in_background
-from .news import News
 from .options import Options
 from .preflight import Start, check_memory, check_unflushed, preflight
 from .snapshot_completer import BetweenBatches, Completer, snapshot_names
@@ -55,28 +54,25 @@ _DRAIN_S = 10.0
 def run(
     app: App,
     options: Options,
-    on_commit: Callable[[BatchReport], None],
+    listener: Listener,
     *,
-    news: News | None = None,
     stop: Stop | None = None,
-    health: Health | None = None,
 ) -> None:
     """Run an app until it is stopped (SIGINT, SIGTERM) or, if so asked, until it has caught up.
 
-    `on_commit` is told of each committed batch, `news` of all else. `stop` is set when it is to stop; with None, the
-    signals are heard here. Where somebody else looks after it, and it was set before the first batch, `StopRequested`
-    is raised; `Fenced` where a newer runner took a stage over; another `SlackwaterError` for anything else that stopped
-    it. Nothing committed is lost. `health` is told what goes on, for probes.
+    `listener` hears what goes on. `stop` is set when it is to stop; with None, the signals are heard here. Where
+    somebody else looks after it, and it was set before the first batch, `StopRequested` is raised; `Fenced` where a
+    newer runner took a stage over; another `SlackwaterError` for anything else that stopped it. Nothing committed is
+    lost.
     """
-    news = news or News()
     with ExitStack() as stack:
         stack.enter_context(running(app.name))
         stop = stop or stack.enter_context(stop_signals())
         options = replace(options, kafka=stack.enter_context(for_workers(options.kafka)))
         with stop.at_once():
             # All that can be refused without Spark is, before it starts; what is made, is made after the last check.
-            start = preflight(app, options, news)
-            news.doing(f"starting Spark ({options.master or 'as it is configured'})")
+            start = preflight(app, options, listener)
+            listener.doing(f"starting Spark ({options.master or 'as it is configured'})")
             is_cold = running_session() is None
             session = spark_session(
                 f"slackwater {app.name}",
@@ -86,16 +82,16 @@ def run(
                 hurry=stop.now,
             )
             spark = stack.enter_context(session)
-        stack.callback(news.doing, "waiting for Spark to end")
+        stack.callback(listener.doing, "waiting for Spark to end")
         with stop.in_order():
-            news.doing("checking the program")
+            listener.doing("checking the program")
             check_unflushed(start.limits, spark.sparkContext.master or "")
             check_memory(options.kafka, spark.sparkContext.master or "")
             if is_cold:
                 warm_up(spark)
             known = shapes(app, spark)
         with stop.at_once():
-            claimed, claimer, store = _claim(start, known, news), start.claimer, start.store
+            claimed, claimer, store = _claim(start, known, listener), start.claimer, start.store
             folder = claimer.app.name
             # Those of a clone are published once it is promoted.
             has_sinks = any(stage.sinks for stage in start.stages)
@@ -112,32 +108,21 @@ def run(
             scratch = stack.enter_context(temporary_folder())
             planners = PlannerFiles(scratch / "told")
             retention = options.retention(app.name)
-            archiver, spool = _archiver(start, options, retention, spark, news, stack)
+            archiver, spool = _archiver(start, options, retention, spark, listener, stack)
             runners: tuple[StageRunner, ...] = ()
             if (lineage := _lineage(start, options, claimed, spark)) is not None:
                 stack.push(lambda _kind, error, _trace: _end_lineage(lineage, runners, error))
             limits = start.limits.items()
             bounded = {name: limit.max_records for name, limit in limits if limit.max_records is not None}
-            backpressure = Backpressure(planners, bounded)
-
-            def move(head: Manifest, tip: Manifest) -> None:
-                backpressure.move(head, tip)
-                publishers.move(head)
-                if archiver is not None:
-                    archiver.move(head)
-                if lineage is not None:
-                    lineage.move(head)
-                planners.commit(head.stage, head.version)
-
+            # What follows the commits hears of them first.
+            listener = Listeners(Backpressure(planners, bounded), publishers, archiver, lineage, listener)
             spools = {} if spool is None else _topics_of(claimed, retention, str(spool.folder))
             tracing = tracing_of()
             if tracing is not None:
                 stack.callback(tracing.close)
-            runners = _build(
-                start, options, known, claimed, spark, on_commit, move, stack, scratch, planners, spools, tracing
-            )
+            runners = _build(start, options, known, claimed, spark, listener, stack, scratch, planners, spools, tracing)
             publishers.start()
-        reporter = LagReporter(start.heartbeats, claimer, runners, news, publishers.places)
+        reporter = LagReporter(start.heartbeats, claimer, runners, listener, publishers.places)
         stack.enter_context(in_background("lag-reporter", reporter.work))
         if archiver is not None:
             stack.enter_context(archiver.at_work(lambda: 0.0 if stop.now.is_set() else _DRAIN_S))
@@ -146,7 +131,7 @@ def run(
             def epochs() -> dict[str, int]:
                 return {runner.stage.name: runner.head.epoch for runner in runners}
 
-            collector = Collector(store, folder, retention, options.gc_every_ms, claimer.by, epochs, news)
+            collector = Collector(store, folder, retention, options.gc_every_ms, claimer.by, epochs, listener)
             stack.enter_context(in_background("collector", collector.work))
         topics = TopicWatch(claimer.kafka, folder, runners)
         stack.enter_context(in_background("topic-watch", topics.work))
@@ -164,8 +149,8 @@ def run(
         completer = Completer(store, folder, channels, claimer.by)
         asked, announcer = BetweenBatches(store, folder), Announcer(claimer.kafka, folder)
         watch = RequestWatch(store, folder, planners)
-        health, queued = health or Health(), set[str]()
-        stack.enter_context(in_background("health", partial(ask_spark, spark, health, queued)))
+        queued = set[str]()
+        stack.enter_context(in_background("health", partial(ask_spark, spark, listener, queued)))
         by_name = {runner.stage.name: runner for runner in runners}
 
         def waiting(lag: StageLag) -> str:
@@ -175,9 +160,9 @@ def run(
 
         reporter.waits_for = waiting
         triggers = {runner.stage.name: start.limits[runner.stage.name].trigger_ms / 1_000 for runner in runners}
-        health.running(triggers, options.patience_s, lambda stage: watch.held or planners.held(stage))
+        listener.running(triggers, options.patience_s, lambda stage: watch.held or planners.held(stage))
         supervisor = Supervisor(
-            spark, runners, watch, completer, asked, announcer, catch_up, stop, news, publishers, health, topics
+            spark, runners, watch, completer, asked, announcer, catch_up, stop, listener, publishers, topics
         )
         with stop.in_order():
             supervisor.until_done()
@@ -198,7 +183,7 @@ def _end_lineage(lineage: RunLineage, runners: Iterable[StageRunner], error: Bas
 
 
 def _archiver(
-    start: Start, options: Options, retention: Retention, spark: SparkSession, news: News, stack: ExitStack
+    start: Start, options: Options, retention: Retention, spark: SparkSession, listener: Listener, stack: ExitStack
 ) -> tuple[Archiver | None, InputSpool | None]:
     """What archives what is read, if anything does, and where readers leave it for that, if that is this machine."""
     if not (options.archive and retention.archives):
@@ -216,7 +201,7 @@ def _archiver(
             spool=spool,
             by=claimer.by,
             patience_s=options.patience_s,
-            told=news.archived,
+            told=listener.archived,
         ),
         spool,
     )
@@ -228,10 +213,10 @@ def _topics_of(claimed: Mapping[str, Manifest], retention: Retention, folder: st
     return {topic: folder for topic in read if retention.input_of(topic) is not None}
 
 
-def _claim(start: Start, known: Mapping[str, Shape], news: News) -> dict[str, Manifest]:
+def _claim(start: Start, known: Mapping[str, Shape], listener: Listener) -> dict[str, Manifest]:
     """Check the columns, make what is missing in the store and in Kafka, and claim the stages; their claims."""
     store, app = start.store, start.claimer.app.name
-    news.doing(f"claiming {', '.join(stage.name for stage in start.stages)}")
+    listener.doing(f"claiming {', '.join(stage.name for stage in start.stages)}")
     for stage in start.stages:
         start.claimer_of(stage).check_shape(stage, known[stage.name], *start.checked[stage.name])
     if start.new:
@@ -258,8 +243,7 @@ def _build(
     known: Mapping[str, Shape],
     claimed: Mapping[str, Manifest],
     spark: SparkSession,
-    on_commit: Callable[[BatchReport], None],
-    on_move: Callable[[Manifest, Manifest], None],
+    listener: Listener,
     stack: ExitStack,
     scratch: Path,
     planners: PlannerFiles,
@@ -275,7 +259,7 @@ def _build(
     names: dict[str, str] = {}
 
     def report(batch: BatchReport) -> None:
-        on_commit(replace(batch, snapshots=snapshot_names(start.store, app, batch.snapshots, names)))
+        listener.committed(replace(batch, snapshots=snapshot_names(start.store, app, batch.snapshots, names)))
 
     runners: list[StageRunner] = []
     for stage in start.stages:
@@ -292,7 +276,6 @@ def _build(
             str(spool) if limits.max_unflushed else "",
             elsewhere=not local,
             s3_settings=options.s3,
-            archives=options.archives,
         )
         rejecter, published = None, start.claimer.publishes or {}
         if stage.rejects_some:
@@ -320,9 +303,9 @@ def _build(
             meter=StageMeter(scratch / "counts" / stage.name, store, *shared),
             access=start.access,
             on_commit=report,
-            on_move=on_move,
+            on_move=listener.move,
         )
         stack.callback(runner.close)
-        on_move(runner.head, runner.tip)
+        listener.move(runner.head, runner.tip)
         runners.append(runner)
     return tuple(runners)

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ...errors import Corruption, NotFound, Refused, Unavailable
-from ...snapshot.change.edit_request import EDITS, done_by, finish
+from ...snapshot.change.edit import finish
 from ...snapshot.change.retries import RETRIES
 from ...snapshot.cut import stored
+from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.stored import Request, list_snapshots
 from ...snapshot.take import audit_log, taking
-from ...snapshot.take.capture import ChannelReader
+from ...snapshot.under_way.edit_request import EDITS, done_by
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import rejected_of
@@ -73,7 +74,7 @@ class Completer:
 
     store: ObjectStore
     app: str
-    reader: ChannelReader
+    reader: Topics
     by: str
     """host:pid, for the log of operations."""
     _thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "slackwater-snapshots"))

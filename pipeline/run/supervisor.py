@@ -19,19 +19,18 @@ from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
 from ..batch.stage_runner import StageRunner
 from ..kafka.channels import Announcer
+from ..listener import Listener
 from ..publish.publishers import Publishers
 from ..source.wake import PlannerFiles, RequestWatch
 from ..spark.session import end_all
 from ..spark.user_errors import translate
-from .health import Health
-from .news import News
 from .snapshot_completer import BetweenBatches, Completer
 from .stopping import Stop
 from .topic_watch import TopicWatch
 
 
 @dataclass(slots=True)
-class Backpressure:
+class Backpressure(Listener):
     """A stage does not run far ahead of those that read it, where they run in the same runner. Safe with many threads.
 
     What lies in a channel must be read before a marker behind it is reached, so a backlog delays every snapshot, and
@@ -47,7 +46,7 @@ class Backpressure:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def move(self, head: Manifest, tip: Manifest) -> None:
-        """Note where a stage is, hold the writers whose readers lag, and let the others go on.
+        """Note where a stage is, hold the writers whose readers lag, let the others go on, and tell its readers.
 
         `head` is its newest committed version: what there is to read of it. `tip` is its newest acknowledged version:
         what that has read waits for nobody, whether it is committed yet or not.
@@ -57,6 +56,7 @@ class Backpressure:
             held = set(self._held())
             for stage in self._heads:
                 self.planners.hold(stage, held=stage in held)
+        self.planners.commit(head.stage, head.version)
 
     def _held(self) -> Iterator[str]:
         """The stages whose next batch has to wait."""
@@ -149,9 +149,8 @@ class Supervisor:
     catch_up: CatchUp | None
     """None where the run never ends by itself."""
     stop: Stop
-    news: News
+    listener: Listener
     publishers: Publishers
-    health: Health
     topics: TopicWatch
     _queries: list[StreamingQuery] = field(default_factory=list)
     _to_do: bool = False
@@ -165,10 +164,10 @@ class Supervisor:
                 self._start()
                 self._look_after()
             finally:
-                self.health.ending()
+                self.listener.ending()
                 self._halt()
                 self.announcer.announce_moved(self._positions())
-                self.news.doing("waiting for the snapshot under way to be written")
+                self.listener.doing("waiting for the snapshot under way to be written")
             if not self.stop.is_set():
                 self._raise_failures(halted=True)
             self._complete_snapshots()
@@ -180,10 +179,9 @@ class Supervisor:
         a large app would take longer than that on a small machine.
         """
         at_once = os.cpu_count() or 1
-        self.news.doing(f"starting {_stages([runner.stage.name for runner in self.runners])}")
-        self.news.batches()
+        self.listener.doing(f"starting {_stages([runner.stage.name for runner in self.runners])}")
         for number, runner in enumerate(self.runners):
-            self.health.looped()
+            self.listener.looped()
             if number >= at_once:
                 # Until its sources have answered for the first time.
                 query, deadline = self._queries[number - at_once], time.monotonic() + _START_S
@@ -197,12 +195,12 @@ class Supervisor:
     def _look_after(self) -> None:
         housekeeping = epochs = 0.0
         versions = [runner.head.version for runner in self.runners]
-        self.news.doing("")
+        self.listener.doing("")
         while not self.stop.wait(_POLL_S):
             self._raise_failures()
-            self.health.looped()
+            self.listener.looped()
             for runner in self.runners:
-                self.health.looked(runner.stage.name, busy=runner.busy, version=runner.head.version)
+                self.listener.looked(runner.stage.name, busy=runner.busy, version=runner.head.version)
             now, before = time.monotonic(), versions
             versions = [runner.head.version for runner in self.runners]
             requested = self.watch.look(busy=versions != before)
@@ -225,7 +223,7 @@ class Supervisor:
             if requested or now >= epochs:
                 for runner in self.runners:
                     runner.check_epoch()
-                self.health.checked()
+                self.listener.checked()
                 epochs = now + _EPOCH_S
             self._follow_promotion()
 
@@ -251,10 +249,10 @@ class Supervisor:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or self.stop.now.wait(_POLL_S / 2):
                 break
-            self.news.doing(f"waiting for {_stages(busy)} to end {'a batch' if len(busy) == 1 else 'batches'}")
+            self.listener.doing(f"waiting for {_stages(busy)} to end {'a batch' if len(busy) == 1 else 'batches'}")
         for runner in self.runners:
             runner.settle(0.0 if self.stop.now.is_set() else max(0.0, deadline - time.monotonic()))
-        self.news.doing("waiting for Spark to stop the queries")
+        self.listener.doing("waiting for Spark to stop the queries")
         # Side by side: each may take seconds. Who does not wait leaves that to the end of Spark.
         ends = [query.stop for query in self._queries]
         end_all(ends, lambda: _NOW_S if self.stop.now.is_set() else _SPARK_STOP_S)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
-from ...snapshot.change import hold
-from ...snapshot.change.hold import LAPSE_S, Hold
 from ...snapshot.cut.stored import newest_notice, open_requests
+from ...snapshot.under_way import hold
+from ...snapshot.under_way.hold import LAPSE_S, Hold
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.key_share import KeyShare
 from ...store.versions.forgotten import under_way

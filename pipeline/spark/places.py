@@ -38,8 +38,6 @@ class Places:
     """How S3 is talked to; None for what the environment says."""
     s3: S3Access | None = None
     """How the driver gets to the store at this batch; None where its root is enough."""
-    archives: tuple[str, ...] = ()
-    """Further apps in whose input archives is read what Kafka has lost, as in that of `app`."""
 
     def cache_here(self) -> tuple[Path, int]:
         """`cache` on the machine of the task that asks."""
@@ -49,7 +47,7 @@ class Places:
 
     def open_kafka(self) -> Kafka:
         """Kafka, with what it has lost read from input archives. The store is opened where something is to be."""
-        archives = Archives(lambda: self.open()[1], self.app, *self.archives)
+        archives = Archives(lambda: self.open()[1], self.app)
         return ArchivedKafka(open_kafka(self.kafka), archives, of_past=False)
 
     def open(self) -> tuple[CountingStore, ObjectStore, SstCache]:

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from pyspark import SparkContext
 from pyspark.errors import AnalysisException
 
 from ... import errors
@@ -23,6 +24,10 @@ from ...errors import Refused, SlackwaterError
 
 _OURS = __name__.partition(".")[0]
 _HINT = "fix it and run again (SLACKWATER_DEBUG=1 shows the traceback)"
+_BEFORE_SPARK = (
+    "Spark starts after the program is read: call Spark's functions inside the function of a stage, and give a UDF its "
+    "type as an object, such as @F.udf(LongType())"
+)
 
 
 @contextmanager
@@ -30,11 +35,14 @@ def as_user_error(what: str, function: object = None) -> Iterator[None]:
     """Run code of the user's program; `what` begins the sentence where it fails: "the program", "stage 'legs'".
 
     `function` is told as the place of an error with no line of the user's on its way: a wrong number of arguments.
-    Raises `Refused`, which names the last line of the user's own that led there; as it is, what the code got from us.
+    Raises `Refused`, which names the last line of the user's own that led there. Errors of ours keep their class, and
+    name the stage.
     """
     try:
         yield
     except SlackwaterError as error:
+        if stage := _STAGE.search(what):
+            error.begin_with(stage[0])
         place = _place(error)
         if place is not None and (at := _shown(place)) not in error.hint:
             error.hint = f"{error.hint} ({at})" if error.hint else f"see {at}"
@@ -45,7 +53,8 @@ def as_user_error(what: str, function: object = None) -> Iterator[None]:
             place = Path(code.co_filename), code.co_firstlineno
         where = "" if place is None else f"{_shown(place)}: "
         sentence, _, quoted = _described(error).partition("\n")
-        hint, missing = _expected(error) or _HINT, error.name if isinstance(error, ModuleNotFoundError) else None
+        hint = _expected(error) or (_BEFORE_SPARK if _is_before_spark(error) else _HINT)
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and importlib.util.find_spec(missing.partition(".")[0]) is None:
             hint = f"install what has {missing!r} for {sys.executable}, or fix the import, and run again"
         raise Refused(f"{what} does not run: {where}{sentence}", quoted=quoted, hint=hint) from error
@@ -56,6 +65,7 @@ def _shown(place: tuple[Path, int]) -> str:
     return f"{file.relative_to(here) if file.is_relative_to(here) else file}, line {place[1]}"
 
 
+_STAGE = re.compile(r"stage '[^']+'")
 _UNEXPECTED = re.compile(r"(?:App\.)?(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 
 
@@ -68,6 +78,12 @@ def _expected(error: Exception) -> str:
     function = getattr(package, found[1]) if found[1] in package.__all__ else getattr(package.App, found[1])
     arguments = [name for name in inspect.signature(function).parameters if name != "self"]
     return f"{found[1]} takes {', '.join(arguments)}{nearest(found[2], arguments)}"
+
+
+def _is_before_spark(error: Exception) -> bool:
+    """Say if Spark raised it for want of a session."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return SparkContext._active_spark_context is None and frames[-1].f_globals["__name__"].startswith("pyspark.")
 
 
 def reason_of(error: Exception) -> str:

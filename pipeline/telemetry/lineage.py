@@ -20,6 +20,7 @@ from uuid import uuid4
 from ...common import instants
 from ...store.sst.types import visible_columns
 from ...store.versions.manifest import Input, Manifest, Table
+from ..listener import Listener
 from .optional import is_missing, own_version, tell_once
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _offsets(start: Input | None, read: Input) -> list[dict[str, int]]:
     ]
 
 
-class RunLineage:
+class RunLineage(Listener):
     """Sends the events of a run. `move` may be called from any thread, and only notes what is newest."""
 
     def __init__(self, claimed: Mapping[str, Manifest], where: Datasets, *, every_s: float = EVERY_S) -> None:
@@ -179,7 +180,7 @@ class RunLineage:
         """Those of the run."""
         return tuple(self._stages)
 
-    def move(self, head: Manifest) -> None:
+    def move(self, head: Manifest, _tip: Manifest | None = None) -> None:
         """A version was committed."""
         self._heads[head.stage] = head
 

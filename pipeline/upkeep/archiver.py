@@ -29,6 +29,7 @@ from ...store.versions.apps import read_app
 from ...store.versions.manifest import Input, Manifest
 from ..kafka.columns import Columns
 from ..kafka.protocol import Kafka
+from ..listener import ArchiveState, Listener
 from ..source.spool import InputSpool, Spooled
 from .prefetcher import lower_priority
 
@@ -45,20 +46,6 @@ _SWEEP_EVERY = 200
 """Indexes that come before those are swept that they replaced."""
 _MERGES_WITHIN = 16
 """Objects of a topic are merged within spans of this part of how long they stay: they go as wholes."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveState:
-    """How far the archive of a topic is."""
-
-    app: str
-    topic: str
-    behind: int
-    """Offsets that committed batches have read, and that are not in it yet."""
-    objects: int
-    bytes: int
-    error: str = ""
-    """Why it gets no further; empty where it does."""
 
 
 @dataclass(slots=True)
@@ -80,7 +67,7 @@ class _Topic:
     swept: int = 0
 
 
-class Archiver:
+class Archiver(Listener):
     """Archives what the stages of one runner read. `move` may be called by any thread; the rest is one thread's.
 
     Args:
@@ -107,7 +94,7 @@ class Archiver:
         self._lock = threading.Lock()
         self._wake = threading.Event()
 
-    def move(self, head: Manifest) -> None:
+    def move(self, head: Manifest, _tip: Manifest | None = None) -> None:
         """Note the newest committed version of a stage: what it read since the one before it is to be archived."""
         with self._lock:
             before = self._heads.get(head.stage)
@@ -120,7 +107,7 @@ class Archiver:
                 known = before.inputs.get(name) if before is not None else None
                 if known is None or known.topic != at.topic:
                     topic.first[head.stage] = at
-                elif head.kind == "batch":
+                elif head.traits.reads_records:
                     read = (Extent(one.partition, one.first, one.last) for one in ranges(known.offsets, at.offsets))
                     topic.pending = union(topic.pending, read)
                     topic.read_ms = max(topic.read_ms, head.time_ms)

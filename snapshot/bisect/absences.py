@@ -85,6 +85,6 @@ def _writer(store: ObjectStore, commit: Manifest, seq: int) -> Manifest | None:
     """The version that wrote rows of a `_seq`."""
     for version in range(seq, min(commit.version, seq + _BATCHES_LATER)):
         found = history.find(store, commit.app, commit.stage, version)
-        if found is not None and found.may_change_rows and found.row_seq == seq:
+        if found is not None and found.traits.changes_rows and found.row_seq == seq:
             return found
     return None

@@ -20,8 +20,8 @@ from ...store.sst import ttl
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import owner, side_manifests
 from ..cut.graph import Cut, order
+from ..cut.kafka_topics import Topics
 from ..cut.line import Line
-from ..take.capture import ChannelReader
 from .predicate import ByHand, Context, Predicate, Skip, Wanted
 from .verdict import Answer, Evaluation
 
@@ -165,7 +165,7 @@ class Evaluator:
     between: Between
     """The stretch that is searched; says what decides the predicate."""
     on_step: Callable[[Evaluation], None] | None
-    reader: ChannelReader | None
+    reader: Topics | None
     """Reads records in flight."""
     evaluated: dict[tuple[frozenset[object], ...], Evaluation] = field(default_factory=dict)
     """The answers, in their order, by what decides them."""

@@ -46,7 +46,7 @@ def change_before(store: ObjectStore, commit: Manifest) -> ProgramChange | None:
     for manifest in islice(history.backwards(store, commit), 1, _ONE_BY_ONE + 1):
         if (change := _change(manifest, newer, batches)) is not None:
             return change
-        if manifest.kind == "batch":
+        if manifest.traits.reads_records:
             batches += 1
         newer = manifest
 
@@ -82,7 +82,7 @@ def fresh_changes(store: ObjectStore, commit: Manifest) -> Iterator[ProgramChang
         after = before.inputs[name].version if before is not None and name in before.inputs else 0
         if read.upstream and read.version > after:
             for sender in history.between(store, commit.app, read.upstream, after, read.version):
-                if sender.kind == "batch":
+                if sender.traits.reads_records:
                     yield from fresh_changes(store, sender)
                     break
 
@@ -92,7 +92,7 @@ def guess(store: ObjectStore, verdict: Verdict) -> Cause | None:
 
     Raises as `change_before`.
     """
-    if verdict.candidates or verdict.bad.stages[verdict.stage].kind != "batch":
+    if verdict.candidates or not verdict.bad.stages[verdict.stage].traits.reads_records:
         return None
     change = next(fresh_changes(store, verdict.bad.stages[verdict.stage]), None)
     return deploy(change, how="guess", proved=False, because="", add=change.before) if change is not None else None

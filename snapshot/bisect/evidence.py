@@ -16,12 +16,12 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
+from ..cut.kafka_topics import Topics
 from ..cut.line import Line, newest_first
 from ..cut.moments import later_stages, line_of
 from ..cut.stored import Snapshot, list_snapshots
 from ..diff.candidates import changed_keys
 from ..diff.key_changes import KeyChanges
-from ..take.capture import ChannelReader
 from ..verify.verify import Report, verify
 from .predicate import Context, Skip
 from .verdict import Verdict
@@ -69,7 +69,7 @@ class Evidence:
     """What verifying the bad moment found, without reading rows."""
 
 
-def collect(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: ChannelReader | None = None) -> Evidence:
+def collect(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topics | None = None) -> Evidence:
     """Gather what is known around a verdict; `reader` reads records in flight, for a predicate that asks for them.
 
     Raises:
@@ -98,7 +98,7 @@ def distance(verdict: Verdict, versions: Mapping[str, int]) -> int:
     return sum(versions.values()) - sum(verdict.bad.versions.values())
 
 
-def _wrong(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: ChannelReader | None) -> dict[str, int]:
+def _wrong(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topics | None) -> dict[str, int]:
     """Rows of the predicate by moment; without those at which it cannot be asked any more.
 
     Only those of SQL: a program's answer has no rows to count, and to run it again is the user's own affair.

@@ -2,11 +2,12 @@
 
 Such a predicate says of a row whether it is wrong, and that does not change until its key is written again, or expires.
 So nothing is evaluated at any version but the first: what each version wrote (`_seq`) is looked at once, and how many
-keys are wrong is counted on. The cost follows the rows that were written, whatever the state and the history.
+keys are wrong is counted on. The cost follows the rows that were written, whatever the state and the history. A search
+tells by it whether the history went from good to bad once.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +15,6 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from ...common import instants
 from ...errors import Corruption, Gone, NotFound, Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -24,16 +24,15 @@ from ...store.versions import history
 from ...store.versions.manifest import Manifest, Sst
 from ...store.versions.side_tables import owner, table_of
 from ..query.columns import visible_schema
-from ..query.row_local import HINT, ROW, row_local
+from ..query.row_local import ROW, row_local
 from .between import Between
-from .endpoints import find_ends
 from .predicate import Predicate, Where
 from .verdict import Flip, Flips
 
-CHEAP_VERSIONS = 256
-"""Versions that are gone through where nobody asked for a scan."""
-CHEAP_BYTES = 64 << 20
-"""Bytes of SSTs that are read then."""
+_MOST_VERSIONS = 256
+"""Manifests that are read for it."""
+_MOST_BYTES = 64 << 20
+"""Bytes of SSTs."""
 
 _CHANGES = f"""
     WITH lives AS (
@@ -51,70 +50,32 @@ _CHANGES = f"""
 """By version, how many more keys are wrong: a wrong row is there until its key is written again, or it expires."""
 
 
-def scan(
-    store: ObjectStore,
-    cache: SstCache,
-    app: str,
-    predicate: Predicate,
-    *,
-    good: str | None = None,
-    bad: str | None = None,
-    now_ms: int | None = None,
-) -> Flips:
-    """All versions between two refs at which a predicate on single rows went from good to bad or back.
-
-    It is SQL over one table, of which each row is wrong or not whatever the others are. Without `good` and `bad` all of
-    the history is looked at; relative refs count from `now_ms`, default the wall clock.
-
-    Raises:
-        Refused: it is no such predicate, and why; an end lies where history was thinned out; or as `find_ends`.
-        Usage: the SQL is malformed.
-        Corruption: an SST is not what its manifest promises.
-        Unavailable: storage did not answer.
-    """
-    now_ms = instants.now_ms() if now_ms is None else now_ms
-    ends = find_ends(store, app, predicate, good, bad, now_ms)
-    if not ends.between.is_whole and (ends.good or not ends.begins):
-        raise Refused(
-            "--scan looks at every version, and some between these ends were thinned out",
-            hint=f"choose ends from {ends.between.whole.ref(ends.between.whole.beginning())} on",
-        )
-    return _scanned(store, cache, predicate, replace(ends.between, low=ends.begin))
-
-
 def scan_if_cheap(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Between) -> Flips | None:
-    """What `scan` finds between two moments; None where it takes more than a second or two, or cannot be.
+    """All versions between two moments at which a predicate on single rows went from good to bad or back.
 
-    At most `CHEAP_VERSIONS` manifests are read, and `CHEAP_BYTES` of SSTs. Raises `Unavailable`.
+    None where the predicate looks at more than single rows of one table, where versions are missing or one is a rewind,
+    and where it takes more than a second or two: above 256 manifests or 64 MiB of SSTs. Raises `Unavailable`.
     """
     watched = between.watched & between.high.stages.keys()
     # What is bounded for somebody who is not trusted takes no more than its evaluations.
     if not isinstance(predicate, Where) or predicate.bounds is not None or not between.is_whole:
         return None
-    if sum(map(between.length, watched)) > CHEAP_VERSIONS:
+    if sum(map(between.length, watched)) > _MOST_VERSIONS:
         return None
     try:
-        return _scanned(store, cache, predicate, between, max_bytes=CHEAP_BYTES)
+        return _scanned(store, cache, predicate, between)
     except (Refused, Usage, NotFound, Gone, Corruption):
         # Another predicate, or another history: the search says what it assumed.
         return None
 
 
-def _scanned(
-    store: ObjectStore, cache: SstCache, predicate: Predicate, between: Between, *, max_bytes: int | None = None
-) -> Flips:
-    """The changes between two moments of a line that is whole there. Raises as `scan`; `Refused` beyond `max_bytes`."""
-    if not predicate.sql:
-        raise Refused(f"{predicate.text} is no SQL: nobody knows which rows it looks at", hint=HINT)
+def _scanned(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Between) -> Flips | None:
+    """The changes between two moments of a line that is whole there; None as `scan_if_cheap`. Raises as `row_local`."""
     table, sql = row_local(predicate.sql, between.high.tables)
     stage, high = owner(table, between.high.stages), between.high.tables[table]
     first = between.lowest(stage)
-    if rewinds := [each.version for each in high.rewinds if each.version > first]:
-        raise Refused(
-            f"--scan looks at what versions wrote, one after the other, and {stage}@v{rewinds[-1]} is a rewind",
-            hint=f"choose ends on one side of it: --good {high.app}/{stage}@v{rewinds[-1]}, or --bad "
-            f"{high.app}/{stage}@v{rewinds[-1] - 1}; without --scan, bisect takes both",
-        )
+    if any(each.version > first for each in high.rewinds):
+        return None
     read = (history.read(store, high.app, stage, version) for version in range(first + 1, high.version + 1))
     manifests = [table_of(each, table) for each in read]
     sources = [*_written(manifests)]
@@ -123,8 +84,8 @@ def _scanned(
         manifests.insert(0, low)
         sources += (_WrittenIn(sst, first, None) for sst in low.ssts)
     taken = {each.sst.object: each.sst.bytes for each in sources}
-    if max_bytes is not None and sum(taken.values()) > max_bytes:
-        raise Refused(f"the versions wrote {sum(taken.values()):,} bytes; expected at most {max_bytes:,}")
+    if sum(taken.values()) > _MOST_BYTES:
+        return None
     if not sources:
         return Flips(stage, first, high.version, (), ((first, 0),), 0)
     paths = {each.sst.object: cache.sql_path(store, each.sst) for each in sources}
@@ -164,10 +125,7 @@ class _WrittenIn:
 
 def _written(manifests: Iterable[Manifest]) -> Iterator[_WrittenIn]:
     for manifest in manifests:
-        if manifest.kind == "backfill":
-            # Each row is another, whichever version wrote it.
-            yield from (_WrittenIn(sst, manifest.version, None) for sst in manifest.ssts)
-        elif manifest.may_change_rows:
+        if manifest.traits.changes_rows:
             seq = manifest.row_seq
             yield from (_WrittenIn(s, manifest.version, seq) for s in manifest.ssts if s.seq_min <= seq <= s.seq_max)
 

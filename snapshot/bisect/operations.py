@@ -1,48 +1,14 @@
 """The operation that a commit is: what was done to the app by a verb, by whom, and when."""
 
-from collections.abc import Mapping
-
 from ...common.instants import iso
 from ...store.objects.protocol import ObjectStore
-from ...store.versions.manifest import Manifest, VersionKind
+from ...store.versions.manifest import Manifest
 from ..take.audit_log import Operation, list_operations
 from .causes import Cause
 from .verdict import Verdict
 
 _SLACK_MS = 3_600_000
 """How far the clocks of a commit's writer and of the log's may differ."""
-
-VERBS: Mapping[VersionKind, tuple[str, ...]] = {
-    "edit": ("edit",),
-    "rewind": ("rewind",),
-    "reset": ("reset",),
-    "migration": ("migrate",),
-    "rename": ("migrate",),
-    "backfill": ("backfill",),
-    "forget": ("forget",),
-    "promote": ("promote",),
-    "demote": ("promote",),
-    "init": ("init", "adopt"),
-    "clone": ("clone", "clone refresh"),
-    "recover": ("recover",),
-    "rescale": ("rescale",),
-    "retire": ("retire",),
-    "compaction": ("compact",),
-}
-"""By kind of version, the verbs that make one. No operation makes batches and claims: a runner does."""
-
-_WORDS: Mapping[VersionKind, str] = {
-    "edit": "an edit by hand",
-    "migration": "a migration",
-    "rename": "a stage's new name",
-    "promote": "a promotion",
-    "demote": "a promotion",
-    "init": "a table's first rows, from elsewhere",
-    "compaction": "a compaction",
-    "retire": "a retirement",
-    "recover": "a recovery from a replica",
-}
-"""How people call a version of a kind, where that is not `a` and the kind."""
 
 
 def operation_of(store: ObjectStore, verdict: Verdict) -> Cause | None:
@@ -60,17 +26,16 @@ def operation(store: ObjectStore, commit: Manifest, *, then: str = "") -> Cause 
 
     Raises as `operation_of`.
     """
-    if commit.kind not in VERBS:
+    if not commit.traits.verbs:
         return None
     done, stage, version = _logged(store, commit), commit.stage, commit.version
     edited = commit.edited
     by = edited.by if edited is not None else done.by if done is not None else commit.by
-    verb = "adopt" if commit.adopted is not None else done.verb if done is not None else VERBS[commit.kind][0]
+    verb = "adopt" if commit.adopted is not None else done.verb if done is not None else commit.traits.verbs[0]
     what = edited.what if edited is not None else _what(commit, done)
     why = edited.message if edited is not None else done.message if done is not None else ""
-    words = _WORDS.get(commit.kind, f"a {commit.kind}")
     # A statement has values: it stands in the evidence, which can be hidden.
-    sentence = f"{stage}@v{version} is {words}, by {by}, at {iso(commit.time_ms)}{then}"
+    sentence = f"{stage}@v{version} is {commit.traits.noun}, by {by}, at {iso(commit.time_ms)}{then}"
     evidence = {
         "kind": commit.kind,
         "stage": stage,
@@ -89,7 +54,7 @@ def _logged(store: ObjectStore, commit: Manifest) -> Operation | None:
     def is_meant(done: Operation) -> bool:
         stage, version = commit.stage, commit.version
         made = done.before.get(stage, version) < version <= done.after.get(stage, 0)
-        return made and done.verb in VERBS[commit.kind]
+        return made and done.verb in commit.traits.verbs
 
     found = list_operations(store, commit.app, 1, is_meant=is_meant, since_ms=commit.time_ms - _SLACK_MS)
     return found[0] if found else None

@@ -15,13 +15,13 @@ from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
+from ..cut.kafka_topics import Topics
 from ..cut.moments import line_of
 from ..query.answers import answer
 from ..query.clauses import bare
 from ..query.columns import visible_schema
 from ..query.hidden import names_of
 from ..query.sql import Bounds, is_condition, is_statement, named_tables, names_channels
-from ..take.capture import ChannelReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Context:
     """Later versions of stages: the tables and channels that only they have are shown without rows."""
     only: Collection[str] | None = None
     """The tables to open; None for those that the predicate names."""
-    reader: ChannelReader | None = None
+    reader: Topics | None = None
     """Reads records in flight."""
     ref: str = ""
     """Names the cut; empty for one that was never committed, or before the first commit."""
@@ -245,7 +245,7 @@ def _over(store: ObjectStore, app: str, condition: str, table: str, what: Litera
                 query = _FAILS.format(query=_OVER.format(**over), wrong=wrong)
             return Where(query, typed)
     if found:
-        hint = f"say which: {app}/{found[0]}, or --table {found[0]}"
+        hint = f"say which: {app}/{found[0]}"
         raise Usage(f"the {what} {typed!r} may be over {' or '.join(found)}", hint=hint)
     reasons = "\n".join(f"{name}: {str(error).partition(chr(10))[0]}" for name, error in failures.items())
     raise Usage(

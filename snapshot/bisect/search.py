@@ -22,9 +22,9 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions.side_tables import table_of, tables_of
 from ..cut.graph import Cut
+from ..cut.kafka_topics import Topics
 from ..cut.lineage import Lineage, direct, records_of, trace
 from ..diff.candidates import changed_keys
-from ..take.capture import ChannelReader
 from .between import PROBES, Between, Evaluator, Skips, length
 from .endpoints import Ends, find_ends
 from .flips import scan_if_cheap
@@ -50,7 +50,7 @@ def bisect(
     known: Mapping[str, Answer] | None = None,
     on_step: Callable[[Evaluation], None] | None = None,
     now_ms: int | None = None,
-    reader: ChannelReader | None = None,
+    reader: Topics | None = None,
 ) -> Verdict:
     """The first commit of the app's line, between two moments, at which a predicate says that something is wrong.
 
@@ -247,7 +247,7 @@ def _verdict(evaluator: Evaluator, ends: Ends, found: _Narrowed, evaluations: in
     certain = found.certain or [each.last - each.first for each in candidates] == [0]
     heads = [between.high.stages[each.stage] for each in candidates]
     commit = between.only() if found.certain else max(heads, key=line.place, default=None)
-    if commit is None or (certain and not commit.may_change_rows):
+    if commit is None or (certain and not commit.traits.changes_rows):
         raise _unsteady()
     good, bad = (line.before(commit), line.up_to(commit)) if found.certain else (between.low, between.high)
     rows = (

@@ -21,13 +21,13 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
+from ..cut.kafka_topics import Topics
 from ..cut.line import Line
 from ..cut.moments import later_stages
 from ..cut.resolve import resolve
 from ..cut.stored import Snapshot, find_snapshot
 from ..query.answers import answer
 from ..query.sql import names_channels
-from ..take.capture import ChannelReader
 from ..take.snapshots import move, pin
 from .predicate import check, where
 
@@ -152,7 +152,7 @@ class Watcher:
     """At least one."""
     by: str = field(kw_only=True)
     """user@host, who the tag `last-good` is by."""
-    reader: ChannelReader | None = field(default=None, kw_only=True)
+    reader: Topics | None = field(default=None, kw_only=True)
     """Reads records in flight, which an invariant may ask for."""
     _results: dict[Invariant, tuple[dict[str, int], CheckResult]] = field(default_factory=dict, init=False)
     """The last of each, with the versions that it was asked at."""

@@ -10,24 +10,22 @@ belongs together, and nobody can look one up by hashing all values that it might
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
-from threading import Lock
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused, Usage
 from ...state.kinds.kind import kind_of
 from ...store.compaction.rewrite import rewritten
+from ...store.objects.many import many
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.fetch import fetch
+from ...store.read.copier import Copier
 from ...store.sst.arrow_types import to_arrow
 from ...store.sst.types import visible_columns
 from ...store.versions import keys
@@ -203,16 +201,18 @@ class Copies:
         """
         wanted = {stage: self.cut.stages[stage] for stage in stages}
         own = [one for stage, manifest in wanted.items() for one in self._own(stage, manifest)]
-        count, lock = iter(range(1, len(own) + 1)), Lock()
+        copier, made = Copier(self.store, self.target), dict[tuple[str, str], Sst]()
 
-        def one(stage: str, table: Manifest, sst: Sst) -> Sst:
-            made = self._hidden(stage, table, sst) if table.stage in self.masks.tables else self._copied(stage, sst)
-            with lock:
-                self.on_progress(next(count), len(own))
-            return made
+        def one(place: tuple[str, Manifest, Sst]) -> Sst:
+            stage, table, sst = place
+            if table.stage in self.masks.tables:
+                return self._hidden(stage, table, sst)
+            copier.sst_as(sst, key := keys.sst(self.app, stage, _ulid(sst)))
+            return replace(sst, object=key, root="")
 
-        with ThreadPoolExecutor(_WORKERS, "clone") as pool:
-            made = dict(zip([_name(sst) for _, _, sst in own], pool.map(lambda each: one(*each), own), strict=True))
+        for (_, _, sst), copy in zip(own, many(one, own, _WORKERS), strict=True):
+            made[_name(sst)] = copy
+            self.on_progress(len(made), len(own))
         return {
             stage: each_sst(manifest, lambda sst: made.get(_name(sst)) or self._shared(sst))
             for stage, manifest in wanted.items()
@@ -228,32 +228,18 @@ class Copies:
         held_by = sst.root or self.store.url
         return replace(sst, root="" if held_by == self.target.url else held_by)
 
-    def _key(self, stage: str, sst: Sst) -> str:
-        return keys.sst(self.app, stage, sst.object.rpartition("/")[2].removesuffix(".parquet"))
-
-    def _copied(self, stage: str, sst: Sst) -> Sst:
-        made = replace(sst, object=self._key(stage, sst), root="")
-        if not _is_there(self.target, made):
-            self.target.put(made.object, fetch(self.store, sst))
-        return made
-
     def _hidden(self, stage: str, table: Manifest, sst: Sst) -> Sst:
         assert table.table is not None  # noqa: S101  it has SSTs
         assert self.cache is not None  # noqa: S101  whoever hides something gives one
         writer = rewritten(self.store, self.cache, sst, table.table, lambda rows: self.masks.over(table.stage, rows))
-        made, data = writer.finish(app=self.app, stage=stage, partition=sst.partition, level=sst.level)
-        made = replace(made, object=self._key(stage, sst))
-        self.target.put(made.object, data)
-        return made
+        return writer.put(
+            self.target, app=self.app, stage=stage, partition=sst.partition, level=sst.level, ulid=_ulid(sst)
+        )
 
 
 def _name(sst: Sst) -> tuple[str, str]:
     return sst.root, sst.object
 
 
-def _is_there(store: ObjectStore, sst: Sst) -> bool:
-    """Whether an earlier call has put this very object."""
-    listed = next(iter(store.list(sst.object)), None)
-    if listed is None or listed.key != sst.object or listed.size_bytes != sst.bytes:
-        return False
-    return xxhash.xxh3_128_hexdigest(store.get(sst.object)) == sst.checksum
+def _ulid(sst: Sst) -> str:
+    return sst.object.rpartition("/")[2].removesuffix(".parquet")

@@ -16,9 +16,8 @@ from ...common import instants
 from ...errors import Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import history
+from ...store.versions import history, keys
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.forgotten import under_way
 from ...store.versions.manifest import Edit, Manifest
 from ..cut.graph import Cut
 from ..cut.moments import heads_of, stages_of
@@ -27,10 +26,12 @@ from ..diff.key_changes import KeyChanges
 from ..diff.moments import table_diff
 from ..diff.stored_rows import TableSide
 from ..query.row_source import RowSource
-from ..status.lag import beats, runner_of
-from ..take.audit_log import find_operation, why
+from ..take.audit_log import find_operation, record_once, why
 from ..take.taking import REPEAT_MS
-from .edit_request import EDITS, EditRequest, done_by, finish, rows_key, withdraw
+from ..under_way.edit_request import EDITS, EditRequest, done_by, withdraw
+from ..under_way.exclusion import HERE, Intent, check_exclusion
+from ..under_way.runners import beats, runner_of
+from ..under_way.signs import UnderWay
 from .edited import Change, Edited, edited, rows_of, table_of
 
 _POLL_S = 0.2
@@ -83,19 +84,23 @@ def edit(
     data = _encoded(rows) if rows is not None else b""
     checksum = xxh3_128_hexdigest(data) if data else ""
     asked = EditRequest(done, stage, head.version, instants.now_ms(), sql, checksum)
-    if sql and not (again or dry_run) and (version := _done_lately(store, app, asked)):
-        return EditDone(app, stage, None, version, already=True)
+    check_exclusion(store, app, Intent.EDIT, *HERE, dry_run=dry_run)
     earlier = next((each for each in EDITS.all(store, app) if each.is_like(asked) and not each.error), None)
+    if sql and not (again or dry_run) and (version := _done_lately(store, app, asked)):
+        if earlier is not None and (finished := done_by(store, earlier, head)) is not None:
+            # The call before was killed after its last entry in the log of operations.
+            finish(store, app, earlier, finished)
+        return EditDone(app, stage, None, version, already=True)
     if earlier is None or dry_run:
         looked = edited(store, cache, cut, stage, Change(sql, rows), done, writes=False)
         if looked is None or dry_run:
             return EditDone(app, stage, looked.changes if looked is not None else None)
         if rows is not None:
-            store.put(rows_key(app, asked), data)
+            store.put(keys.edit_rows(app, asked.id), data)
         EDITS.put(store, asked, app)
         try:
             # Who forgets keys looks for requests once its note is there.
-            under_way.check_none(store, app, "an edit could have them, so none is made")
+            check_exclusion(store, app, Intent.EDIT, UnderWay.FORGETTING)
         except Refused:
             withdraw(store, app, asked)
             raise
@@ -129,7 +134,7 @@ def change_of(store: ObjectStore, app: str, request: EditRequest) -> Change:
     """What a request asks for. Raises `Refused` where its rows are not those that were asked for."""
     if not request.rows:
         return Change(request.sql)
-    data = store.get(rows_key(app, request))
+    data = store.get(keys.edit_rows(app, request.id))
     if xxh3_128_hexdigest(data) != request.rows:
         raise Refused("the rows of the edit are not those that were asked for: they are damaged")
     with pa.ipc.open_stream(data) as stream:
@@ -175,6 +180,15 @@ def _carried_out(
                 hint=f"`slackwater status {app}` shows whether it runs; --timeout waits for longer",
             )
         time.sleep(_POLL_S)
+
+
+def finish(store: ObjectStore, app: str, request: EditRequest, done: Manifest) -> None:
+    """Tell of what was done in the log of operations, once, and take the request away."""
+    versions = {done.stage: (done.version - 1, done.version)}
+    detail, since_ms = f"{done.stage} v{done.version}: {request.edit.what}", request.created_ms
+    why = request.edit.message
+    record_once(store, app, "edit", detail, request.edit.by, versions, since_ms=since_ms, message=why)
+    withdraw(store, app, request)
 
 
 def _changed_by(store: ObjectStore, cache: SstCache, done: Manifest) -> KeyChanges:

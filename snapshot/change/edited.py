@@ -27,7 +27,7 @@ from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quoted
 from ...store.read.multi_get import LookUps
 from ...store.sst import writer
-from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
+from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.sst.types import DUE, HASH, arrow_schema
 from ...store.versions.manifest import Edit, EventTime, Manifest, Sst, Table, is_internal
 from ..cut.graph import Cut
@@ -194,19 +194,7 @@ def edited(
     step = Step(table, state, head.version + 1, clock_ms, due=due)
     made = step.made(rows.append_column(HASH, pa.array(hashes)).filter(pa.array(mine)), stored)
     new, latest_ms = step.with_expiry(made.new)
-    partitions = partition_of(new[HASH].to_numpy(), table.partitions)
-    ssts = tuple(
-        writer.write(
-            store,
-            cache,
-            app=head.app,
-            stage=stage,
-            table=table,
-            partition=partition,
-            rows=new.filter(pa.array(partitions == partition)),
-        )
-        for partition in np.unique(partitions).tolist()
-    )
+    ssts = writer.write_partitions(store, cache, app=head.app, stage=stage, table=table, rows=new)
     return Edited(changes.in_order(), edit, ssts, max(clock_ms, latest_ms or clock_ms), made.next_ms)
 
 

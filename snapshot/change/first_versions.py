@@ -5,7 +5,6 @@ What is in flight at the cut is carried into these: the source's are never touch
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,6 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ...common import instants
-from ...state.topics import TopicState
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys, limits, notes
 from ...store.versions.amend import begin
@@ -25,59 +23,11 @@ from ...store.versions.forgotten.index import added
 from ...store.versions.manifest import AppInfo, Input, Manifest, Output
 from ..cut.graph import Channel, Cut, order, readers
 from ..cut.in_flight import InFlight, channel_state
+from ..cut.kafka_topics import Topics
 from ..cut.moments import heads_of
 from ..cut.stored import Snapshot
 from ..take.capture import count_by_partition, read
 from .copies import Copies
-
-
-class Channels(Protocol):
-    """What cloning needs of Kafka; `pipeline` implements it."""
-
-    def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
-        """Check that a topic can be read on from these offsets, one per partition.
-
-        Raises `NotFound` where there is no such topic, `AnotherTopic` where it is another one than that of this id,
-        empty for any, and `Refused` where it has another number of partitions, or these offsets are outside of what it
-        holds.
-        """
-
-    def topic_id(self, topic: str, /) -> str:
-        """Kafka's id of a topic; empty where nobody knows."""
-
-    def ends(self, topic: str, /) -> tuple[int, ...] | None:
-        """The end offset of each partition, or None when there is no such topic."""
-
-    def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
-        """Show Kafka's own tools how far a stage has read, by topic. Nothing depends on it: it does not fail."""
-
-    def copy(
-        self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None
-    ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
-        """Copy records in flight to the end of `topic`, created with as many partitions if it is missing.
-
-        They are read from Kafka, or are `kept` (tables as `capture.read` gives them). The copies are messages of `app`,
-        version `in_flight.up_to`, under one new attempt. With no attempts in `in_flight` nothing is copied.
-
-        Gives the end offset of each partition after the copy, the new attempt, and the end offsets before the copy,
-        where reading the copied records starts.
-        """
-
-
-class Topics(Channels, Protocol):
-    """What a reset, a rewind and forgetting ask besides."""
-
-    def state(self, topic: str, /) -> TopicState | None:
-        """A topic's id and offsets, or None when there is no such topic."""
-
-    def starts(self, topic: str, /) -> tuple[int, ...] | None:
-        """The first offset of each partition that can be read, or None when there is no such topic."""
-
-    def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
-        """The first offset of each partition whose record has this time or a later one; the end where none has."""
-
-    def retention_ms(self, topic: str, /) -> int | None:
-        """How long a topic keeps records, -1 for ever; None where nobody says."""
 
 
 class Carried(Struct, frozen=True):
@@ -136,7 +86,7 @@ def kept_or_in_kafka(store: ObjectStore, cut: Cut, keeper: Snapshot | None) -> R
     return records
 
 
-def carry(cut: Cut, app: str, kafka: Channels, records: Records) -> dict[str, Carried]:
+def carry(cut: Cut, app: str, kafka: Topics, records: Records) -> dict[str, Carried]:
     """Copy every channel of the cut into topics of `app`, by channel.
 
     May be called again after a crash: what a broken copy left in a topic has an attempt that nobody names.
@@ -207,7 +157,7 @@ def finish_clone(
     cut: Cut,
     records: Records,
     copies: Copies,
-    channels: Channels,
+    channels: Topics,
     *,
     by: str,
     is_new: bool,

@@ -14,8 +14,8 @@ from ...store.sst.arrow_types import schema_of
 from ...store.sst.evolution import fits
 from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Input, Manifest, Ttl
-from ...store.versions.migrations import MigratedStage
 from ..cut.graph import order
+from ..cut.migrations import MigratedStage
 
 Names = Mapping[str, str]  # until now, and from then on
 

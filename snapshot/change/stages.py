@@ -21,12 +21,14 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, published
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import is_retired, without_snapshots
+from ...store.versions.kinds import RESCALE
 from ...store.versions.limits import MAX_PARTITIONS
 from ...store.versions.manifest import Manifest
 from ..cut.graph import consumed, order
 from ..cut.moments import heads_of, stages_of
 from ..cut.stored import cancel, open_requests
 from ..take.audit_log import find_operation, record, record_once
+from ..under_way.exclusion import Intent, check_exclusion
 
 _SEARCHED_VERSIONS = 50
 
@@ -69,6 +71,7 @@ def rescale(
         )
     if head.retired:
         raise is_retired(head)
+    check_exclusion(store, app, Intent.RESCALE, dry_run=dry_run)
     before, version = head.table.partitions, head.version
     if before != partitions:
         version += 1
@@ -102,7 +105,7 @@ def _record_earlier_rescale(store: ObjectStore, head: Manifest, partitions: int)
     for later, earlier in pairwise(islice(history.backwards(store, head), _SEARCHED_VERSIONS)):
         if earlier.table is None:
             return
-        if later.kind == "rescale":
+        if later.traits is RESCALE:
             _record_rescale(store, app, stage, earlier.table.partitions, partitions, later.by, later.version)
             return
 
@@ -144,6 +147,7 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
     heads = heads_of(store, app, stages_of(store, app))
     if stage not in heads:
         raise NotFound(f"stage of app {app!r}", stage, heads)
+    check_exclusion(store, app, Intent.RETIRE, dry_run=dry_run)
     head = heads[stage]
     requests = tuple(request.name for request in open_requests(store, app))
     if head.retired:

@@ -10,7 +10,6 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -20,20 +19,8 @@ from ...store.versions import apps, keys
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import Manifest, Promotion, Sink, SinkKind
 from ..cut.graph import order
+from ..cut.kafka_topics import Topics, internal_topic
 from .standing import Standing, short_of
-
-
-class Promotable(Protocol):
-    """What a promotion needs of Kafka; `pipeline` implements it."""
-
-    def ends(self, topic: str, /) -> tuple[int, ...] | None:
-        """The end offset of each partition, or None when there is no such topic."""
-
-    def topic_id(self, topic: str, /) -> str:
-        """Kafka's id of a topic; empty where nobody knows."""
-
-    def internal(self, app: str, stage: str, sink: str, /) -> tuple[str, int, str]:
-        """The internal topic of a sink, which is made where there is none, where it ends, and its id."""
 
 
 class MovedOn(SlackwaterError):
@@ -59,9 +46,7 @@ class Switch:
         """The new app's folder."""
         return self.promote.to
 
-    def prepare(
-        self, store: ObjectStore, kafka: Promotable, heads: Iterable[Mapping[str, Manifest]], now_ms: int
-    ) -> None:
+    def prepare(self, store: ObjectStore, kafka: Topics, heads: Iterable[Mapping[str, Manifest]], now_ms: int) -> None:
         """Commit what is missing of both apps' versions; `heads` are the newest of the old one's and the new one's.
 
         Raises `MovedOn` where a stage stands elsewhere, `Refused` where none is left, and what `amend` raises.
@@ -109,14 +94,16 @@ class Switch:
         # Its sinks stay: they go on where they are, should it be withdrawn.
         return replace(draft, promotion=self.demote)
 
-    def _promoting(self, store: ObjectStore, kafka: Promotable, head: Manifest) -> Amendment:
+    def _promoting(self, store: ObjectStore, kafka: Topics, head: Manifest) -> Amendment:
         ends: dict[str, tuple[str, int, str]] = {}
         stands = self._requires(store, self.promote)
 
         def requires(head: Manifest) -> bool:
             if not stands(head):
                 return False
-            ends.update((name, kafka.internal(head.app, head.stage, name)) for name in self._published(head))
+            for name in self._published(head):
+                topic = internal_topic(head.app, head.stage, name)
+                ends[name] = (topic, *kafka.internal(topic))
             return True
 
         def update(draft: Manifest) -> Manifest:

@@ -164,7 +164,7 @@ class Line:
         """
         firsts = [self.read(stage, self.first(stage)) for stage in self.heads.stages]
         brought = [
-            commit for commit in firsts if commit.begins_with_rows or (commit.version > 1 and commit.kind != "rename")
+            commit for commit in firsts if commit.traits.brings_rows or (commit.version > 1 and not commit.former_name)
         ]
         if brought:
             return self.up_to(max(brought, key=self.place))

@@ -192,7 +192,7 @@ def _lost_between(store: ObjectStore, low: Manifest, high: Manifest) -> tuple[Wi
 def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input | None) -> Manifest:
     """What a sender had sent of which a reader stands at `read`, where it had another name then; else its first."""
     first = _first(store, sent)
-    if first.kind != "rename" or read is None:
+    if not first.former_name or read is None:
         return first
     former, offsets = first.formerly[-1], read.offsets
 

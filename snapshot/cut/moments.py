@@ -14,10 +14,10 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, horizon
 from ...store.versions.horizon import KeptCut
 from ...store.versions.manifest import Manifest
-from ...store.versions.migrations import MIGRATIONS
 from ...store.versions.side_tables import may_have, owner
 from .graph import Cut, Thinned, lower_receivers, raise_senders
 from .line import Line
+from .migrations import MIGRATIONS
 
 
 def stages_of(store: ObjectStore, app: str, *having: str) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ def _before_migration(store: ObjectStore, manifest: Manifest, number: int) -> Ma
         manifest = each
         if manifest.migration != number:
             break
-    return None if manifest.migration == number and manifest.kind == "rename" else manifest
+    return None if manifest.migration == number and manifest.former_name else manifest
 
 
 def without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest], kept: Manifest | None = None) -> Cut:
@@ -191,11 +191,6 @@ def called_since(store: ObjectStore, app: str, stage: str) -> str:
     """What a stage is called now that got another name; empty for one that has still its own, or never was."""
     head = history.head(store, app, stage)
     return called_since(store, app, head.called) or head.called if head is not None and head.called else ""
-
-
-def version_of(store: ObjectStore, head: Manifest, version: int) -> Manifest | None:
-    """A version of a stage, whatever it was called then; None when it was collected."""
-    return history.find(store, head.app, name_at(head, version), version)
 
 
 def read_version(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:

@@ -149,8 +149,7 @@ def cut_at(store: ObjectStore, ref: Ref, *, alone: bool = False) -> Cut:
 def _back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits: int) -> Manifest:
     def has_data(commit: Manifest) -> bool:
         # A batch may have read nothing but a marker. A first version that brings data is where the history begins.
-        has_read = commit.kind == "batch" and any(source.rows for source in commit.inputs.values())
-        return has_read or commit.begins_with_rows
+        return commit.has_read or commit.traits.brings_rows
 
     line = newest_first(store, ref.app, newest(store, ref.app, stages))
     found = list(islice(filter(has_data, line), commits + 1))

@@ -120,15 +120,14 @@ def key_changes(versions: VersionList, stored: StoredKey, now_ms: int) -> Iterat
     for first, last, row in _spans(versions, stored):
         for shown in _shown(versions, first, last, row, now_ms):
             if later is not None:
-                # A migration shows the same row in other columns; a backfill, with other values.
+                # A migration shows the same row in other columns.
                 is_other = later.row is None or shown.row is None or later.seq != shown.seq
-                is_other = is_other or versions[later.index].kind == "backfill"
                 # NaN is equal to no value, and to itself as it is written.
                 if is_other and shown.row != later.row and repr(shown.row) != repr(later.row):
                     yield _change(versions, later, shown)
             later = shown
     if later is not None and later.row is not None:
-        formerly = versions[0].formerly[-1].stage if versions[0].kind == "rename" else ""
+        formerly = versions[0].former_name
         born = _change(versions, later, _Shown(0, None))
         yield replace(born, inherited=_inherited(versions), formerly=formerly)
 
@@ -183,9 +182,7 @@ def _newest(versions: VersionList, stored: StoredKey, index: int, seq: int | Non
     if seq:
         # Where it was written the SST with it is a batch's, and small.
         wrote = versions[min(versions.from_number(seq), index)]
-        # A backfill since has given it other values.
-        known = stored.of_seq(wrote, seq, manifest.table) if wrote.backfills == manifest.backfills else None
-        row = known or stored.of_seq(manifest, seq, manifest.table)
+        row = stored.of_seq(wrote, seq, manifest.table) or stored.of_seq(manifest, seq, manifest.table)
         # Without it: versions in between were collected, and here another one is the newest.
         if row is not None:
             return row
@@ -193,16 +190,16 @@ def _newest(versions: VersionList, stored: StoredKey, index: int, seq: int | Non
 
 
 def _as_it_is(versions: VersionList, first: int, last: int) -> int:
-    """The first index, from `first` to `last`, from which on the table has the columns and backfills that it has then.
+    """The first index, from `first` to `last`, from which on the table has the columns that it has then.
 
     Nothing else changes a row that is stored, but a rewind.
     """
     newest = versions[last]
     if newest.table is None or not (newest.table.schema or newest.rewinds):
         return first
-    had = newest.table.schema, newest.backfills, newest.rewinds
+    had = newest.table.schema, newest.rewinds
     return versions.first_where(
-        first, last, lambda each: each.table is not None and (each.table.schema, each.backfills, each.rewinds) == had
+        first, last, lambda each: each.table is not None and (each.table.schema, each.rewinds) == had
     )
 
 
@@ -260,5 +257,4 @@ def _inherited(versions: VersionList) -> Literal["", "clone", "collected", "rena
     """Why the history begins with what it begins with."""
     if not versions.numbers or versions.numbers[0] == 1:
         return ""
-    kind = versions[0].kind
-    return kind if kind == "clone" else "renamed" if kind == "rename" else "collected"
+    return versions[0].traits.begins or "collected"

@@ -115,8 +115,7 @@ def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manife
     an app on the way is damaged).
     """
     names = [(each.formerly[0].stage if each.formerly else stage_of(each), _beside(each)) for _, each in (one, other)]
-    if names[0] != names[1] or one[1].backfills != other[1].backfills:
-        # A backfill gives rows of the same `_seq` other values.
+    if names[0] != names[1]:
         return Ancestry()
     apart = (one[0].url, one[1].app) != (other[0].url, other[1].app)
     lines = [tuple(_followed(*each, over_clones=apart)) for each in (one, other)]

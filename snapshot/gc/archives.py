@@ -11,9 +11,10 @@ from ...common import instants
 from ...errors import Corruption
 from ...store.archive import index
 from ...store.archive.index import INDEXES, ArchiveIndex
+from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import keys
-from .inventory import do_all
+from . import census
 from .retention import Retention
 
 
@@ -93,7 +94,7 @@ def _named(archive: ArchiveIndex) -> frozenset[str]:
 
 def _listed(store: ObjectStore, archive: ArchiveIndex) -> tuple[tuple[ObjectInfo, ...], tuple[ObjectInfo, ...]]:
     """The archive's indexes, and its objects."""
-    objects = (info for info in store.list(archive.prefix) if info.key.endswith(".parquet"))
+    objects = (info for info in store.list(archive.prefix) if census.kind_of(info.key) is census.ARCHIVED)
     return INDEXES.listed(store, archive.prefix), tuple(objects)
 
 

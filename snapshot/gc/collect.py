@@ -18,15 +18,17 @@ from dataclasses import dataclass
 from itertools import chain
 
 from ...errors import Corruption, NotFound, SlackwaterError
+from ...store.objects.many import do_all
 from ...store.objects.protocol import Leftovers, ObjectInfo, ObjectStore, exists
-from ...store.versions import horizon, keys
+from ...store.versions import horizon
 from ...store.versions.forgotten import index as forgotten
-from ...store.versions.forgotten import under_way
 from ...store.versions.horizon import MIN_AGE_MS
 from ..cut.stored import list_snapshots
 from ..take.audit_log import record
+from ..under_way.exclusion import Intent, check_exclusion
+from . import census
 from .archives import ArchiveCollected, collect_archive, plan_archives, why_archived
-from .inventory import Inventory, do_all, last_commit_ms, named, note_end, take_inventory, unnamed_records
+from .inventory import Inventory, last_commit_ms, named, note_end, take_inventory, unnamed_records
 from .reachable import Absent, Reachable, reachable
 from .retention import Retention
 
@@ -115,7 +117,7 @@ def collect(
     one ended.
     """
     if not dry_run:
-        under_way.check_none(store, app, "what it has written is named by nothing yet, so nothing is collected")
+        check_exclusion(store, app, Intent.COLLECT)
     seen = take_inventory(store, app, dry_run=dry_run)
     damaged: dict[str, Corruption] = {}
     planned = plan_archives(store, app, retention, seen.known.now_ms, damaged)
@@ -263,7 +265,8 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
                     return Explanation(key, True, ("it is newer than the head that was found here",))
                 why = tuple(reason.detail for reason in plan.why(stage, version))
                 return Explanation(key, bool(why), why or ("no rule of retention, no snapshot and no stage needs it",))
-    if key.startswith(keys.snapshots(app)) and not key.endswith(".json"):
+    kind = census.kind_of(key)
+    if kind is census.IN_FLIGHT:
         users = [snapshot.name for snapshot in list_snapshots(store, app) if key in snapshot.object_keys]
         if users:
             return Explanation(key, True, tuple(f"snapshot {name} keeps these records in flight" for name in users))
@@ -271,12 +274,12 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
         no = "no snapshot names it, and none of its name is under way"
         yes = "no snapshot names it yet, but one of its name is under way, or was just now"
         return Explanation(key, kept, (yes if kept else no,))
-    if key.startswith(keys.archives(app)):
+    if kind in (census.ARCHIVED, census.ARCHIVE_INDEX):
         if in_archive := why_archived(store, app, key):
             return Explanation(key, True, (in_archive,))
         return Explanation(key, False, ("no index of an input archive names it: it goes when it is an hour old",))
-    what, other = key.removeprefix(f"{app}/"), "it is no object that slackwater writes: collection leaves it alone"
-    return Explanation(key, True, (next((why for name, why in _DOCUMENTS.items() if what.startswith(name)), other),))
+    other = "it is no object that slackwater writes: collection leaves it alone"
+    return Explanation(key, True, (kind.what if kind is not None else other,))
 
 
 def _sst(seen: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_ms: int) -> Explanation:
@@ -299,25 +302,3 @@ def _sst(seen: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_
         return Explanation(info.key, False, (why,))
     why = f"nothing names it, but the next batch of {stage} may: it has made none since, or only just"
     return Explanation(info.key, True, (why,))
-
-
-_DOCUMENTS = {
-    **dict.fromkeys(("app.json", "channels.json"), "it says who the app is: kept as long as the app"),
-    **dict.fromkeys(("gc.json", "boundaries/"), "it belongs to garbage collection itself"),
-    "forgotten/": "it says what became of objects that held keys which were forgotten: readers of versions need it",
-    "forgetting.json": "it says that keys are being forgotten: kept until that is done",
-    "replicas/": "it says how far a replica of the app is: kept until `slackwater replicate --end`",
-    **dict.fromkeys(
-        ("replica.json", "replica/", "recovery.json", "leaving.json"),
-        "it says that the app is a replica, or was recovered from one",
-    ),
-    "snapshots/": "it is a snapshot: kept until `slackwater snapshot rm` removes it",
-    "requests/": "it asks for a snapshot: kept until that is complete or withdrawn",
-    "notice.json": "it tells runners that something was asked of them: written over each time, kept as long as the app",
-    "retries/": "it asks a runner to put rejected records through again: kept until that is done",
-    "edits/": "it asks for rows to be changed by hand, or has such rows: kept until that is done or withdrawn",
-    "migrations/": "it says what became of each stage when the program was changed: kept as long as the app",
-    "protected.json": "it says that the app is protected: kept until `slackwater protect --off`",
-    "log/": "it is part of the log of operations, all of which is kept",
-}
-"""Why objects beside the versions stay, by what their keys begin with."""

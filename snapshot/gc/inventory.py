@@ -10,33 +10,27 @@ least the margin after it was written; a stage that has not committed since keep
 kind "compaction" prove nothing, as they may come amidst a batch. Of a retired stage nothing is named any more.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby, islice, pairwise
-from typing import TypeVar
+from itertools import groupby, pairwise
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ...common import instants
 from ...errors import Corruption, ObjectNotFound
+from ...store.objects.many import many
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import apps, codec, history, horizon, keys, limits, published
 from ...store.versions.forgotten import index as forgotten
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from ..cut.stored import list_snapshots, open_requests
+from . import census
 from .retention import Known, StageKnown
 
-_BATCH = 16
-"""So many requests for each thread are handed out at once."""
-_WORKERS = 16
 _BEGUN, _ENDED = b'{"format":1}', b'{"format":1,"ended":true}'
 """What a collection leaves where the time of its object tells when that was; their sizes tell them apart."""
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(slots=True)
@@ -148,20 +142,6 @@ def named(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator
     return many(read, versions)
 
 
-def many(ask: Callable[[T], R], things: Iterable[T], workers: int = _WORKERS) -> Iterator[R]:
-    """`ask` of each thing, in their order, `workers` at a time: what takes long is storage's answer."""
-    with ThreadPoolExecutor(workers) as pool:
-        waiting = iter(things)
-        while some := tuple(islice(waiting, _BATCH * workers)):
-            yield from pool.map(ask, some)
-
-
-def do_all(what: Callable[[T], object], things: Iterable[T], workers: int = _WORKERS) -> None:
-    """`what` with each thing, `workers` at a time, in any order."""
-    for _ in many(what, things, workers):
-        pass
-
-
 class _Name(Struct, frozen=True):
     object: limits.Key
     root: limits.Line = ""
@@ -222,7 +202,7 @@ def last_commit_ms(inventory: Inventory, stage: str) -> int:
     if there.head.retired:
         return inventory.known.now_ms
     for version in range(there.head.version, there.first - 1, -1):
-        if inventory.read(stage, version).kind in ("batch", "claim"):
+        if inventory.read(stage, version).traits.by_runner:
             return inventory.manifests[stage][version].modified_ms
     return 0
 
@@ -231,7 +211,7 @@ def unnamed_records(inventory: Inventory, margin_ms: int) -> Iterator[ObjectInfo
     """Kept records in flight that no snapshot names, nor one under way, with nothing new beside them for the margin."""
     store, app = inventory.store, inventory.app
     prefix = keys.snapshots(app)
-    listed = [info for info in store.list(prefix) if "/" in info.key.removeprefix(prefix)]
+    listed = [info for info in store.list(prefix) if census.kind_of(info.key) is census.IN_FLIGHT]
     if not listed:
         return
     # In this order: a request goes when its snapshot is written, and is seen there then.

@@ -37,11 +37,11 @@ from ...store.versions.manifest import Input, Manifest
 from ...store.versions.side_tables import columns_of
 from ..cut.graph import Cut, channels
 from ..cut.in_flight import InFlight, channel_state
+from ..cut.kafka_topics import Topics
 from ..cut.moments import hint_of_missing
 from ..cut.resolve import again_if_forgotten, as_known, telling_if_collected
 from ..cut.stored import ADDRESS, Snapshot, find_snapshot
 from ..take import capture
-from ..take.capture import ChannelReader
 from .clauses import InputOf, Statement, understand
 from .hidden import Cover
 from .moments import Moments, OnMoment
@@ -153,7 +153,7 @@ def channel_tables(
     store: ObjectStore,
     cut: Cut,
     sql: str,
-    reader: ChannelReader | None,
+    reader: Topics | None,
     later: Mapping[str, Manifest] = MappingProxyType({}),
 ) -> dict[str, pa.Table]:
     """A table for each channel that `sql` may ask for, by the channel's name; without rows where nothing is in flight.
@@ -193,9 +193,7 @@ def arrow_of(ddl: str) -> pa.Schema:
         raise Corruption(f"a channel has a column of type {error}, which is not known here", object_key="") from None
 
 
-def _records(
-    store: ObjectStore, state: InFlight, keeper: Snapshot | None, reader: ChannelReader | None
-) -> Iterator[pa.Table]:
+def _records(store: ObjectStore, state: InFlight, keeper: Snapshot | None, reader: Topics | None) -> Iterator[pa.Table]:
     if not state.attempts:
         return iter(())
     if keeper is not None and (captured := keeper.captured(state)) is not None:
@@ -222,7 +220,7 @@ def answer(
     *,
     later: Mapping[str, Manifest],
     only: Collection[str] | None = None,
-    reader: ChannelReader | None = None,
+    reader: Topics | None = None,
     max_rows: int | None = None,
     now_ms: int | None = None,
     on_moment: OnMoment = lambda _ref, _cut: None,
@@ -263,7 +261,7 @@ def _rows(
     statement: Statement,
     later: Mapping[str, Manifest],
     only: Collection[str] | None,
-    reader: ChannelReader | None,
+    reader: Topics | None,
     max_rows: int | None,
     now_ms: int | None,
     is_steady: bool,

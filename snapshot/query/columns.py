@@ -5,7 +5,7 @@ A row is read from the few pages that can hold it: no download, no scan, no cach
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -43,20 +43,15 @@ class TableColumn:
     key: bool
     """Whether it is part of the key."""
     since: int = 0
-    """The version that added it; 0 for a column that the table was born with, or that has all of its past."""
-    complete_from: Mapping[str, tuple[int, ...]] | None = None
-    """Of one that has a part of its past, where that begins: by user's topic the offset of each partition."""
+    """The version that added it; 0 for a column that the table was born with."""
 
 
 def columns(manifest: Manifest) -> tuple[TableColumn, ...]:
     """The columns of a stage's table that users see, the key first; none for a stage without a table."""
     if (table := manifest.table) is None:
         return ()
-    starts = {number: each.starts for each in manifest.backfills if not each.whole for number in each.columns}
     visible = enumerate(visible_columns(table))
-    return tuple(
-        TableColumn(each.name, each.type, at < len(table.key), each.since, starts.get(each.id)) for at, each in visible
-    )
+    return tuple(TableColumn(each.name, each.type, at < len(table.key), each.since) for at, each in visible)
 
 
 def visible_schema(table: Table) -> pa.Schema:

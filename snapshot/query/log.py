@@ -10,7 +10,8 @@ from typing import NamedTuple
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
 from ...store.versions.horizon import Boundary
-from ...store.versions.manifest import Input, Lost, Manifest, VersionKind, is_internal
+from ...store.versions.kinds import VersionKind
+from ...store.versions.manifest import Input, Lost, Manifest
 from ..cut.line import newest_first
 from ..cut.lineage import Window, direct, losses, rows_read
 from ..cut.moments import heads_of, newest, stages_of
@@ -83,8 +84,6 @@ class LogEntry:
     """Of a rewind, the version whose content it has; 0 for none."""
     reset: tuple[str, ...] = ()
     """Of a reset, the partitions that are read on from elsewhere, as in `flights[0] 42 to 17`."""
-    backfilled: tuple[str, ...] = ()
-    """Of a backfill, the columns that have the values of the past from this version on."""
     attached: str = ""
     """Of the state of a query of Spark's, the batches that this version brought, as in `batches 41 to 97`."""
     replayable: bool | None = None
@@ -136,11 +135,8 @@ def _entry(
         held = {source.topic: held_of(source) for source in manifest.inputs.values()}
         replayable = all(held[each.topic].has(each.partition, each.start) for each in windows)
         replaced = tuple(topic for topic in {each.topic: None for each in windows} if held[topic].is_another)
-    backfills = manifest.backfills if manifest.kind == "backfill" else ()
     program, before = manifest.program, earlier.program if earlier is not None else None
     is_another = program is not None and before is not None and program.checksum != before.checksum
-    ids = {number for each in backfills if each.version == manifest.version for number in each.columns}
-    values = table.values if table is not None else ()
     return LogEntry(
         stage=manifest.stage,
         version=manifest.version,
@@ -156,11 +152,11 @@ def _entry(
         epoch=manifest.epoch,
         by=manifest.by,
         thinned=gone,
-        renamed=manifest.called or (manifest.formerly[-1].stage if manifest.kind == "rename" else ""),
+        renamed=manifest.called or manifest.former_name,
         added=tuple(name for name, at in (table.added if table else {}).items() if at == manifest.version),
         watermark_ms=manifest.watermark_ms,
         edited=manifest.edited.what if manifest.edited is not None else "",
-        deployed=str(program) if is_another and manifest.kind == "claim" else "",
+        deployed=str(program) if is_another and manifest.traits.claims else "",
         rewound=manifest.rewind.to if manifest.rewind is not None else None,
         reset=tuple(
             f"{read.topic}[{partition}] {'-' if start is None else start} to {'-' if end is None else end}"
@@ -171,7 +167,6 @@ def _entry(
             for partition, (start, end) in enumerate(zip_longest(made.starts, made.ends))
             if start != end
         ),
-        backfilled=tuple(each.name for each in values if each.id in ids and not is_internal(each.name)),
         attached=batches_brought(manifest),
         replayable=replayable,
         replaced=replaced,

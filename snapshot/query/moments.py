@@ -172,7 +172,7 @@ def _between(store: ObjectStore, clause: Versions, stage: str, since: Cut, until
     elif len(numbers) > MAX_VERSIONS:
         raise _too_many(clause, f"{len(numbers):,} versions")
     earliest, *others = at_once().map(read, numbers)
-    return (earliest, *(each for each in others if each.may_change_rows))
+    return (earliest, *(each for each in others if each.traits.changes_rows))
 
 
 def _too_many(clause: Versions, found: str) -> Usage:

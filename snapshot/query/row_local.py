@@ -19,7 +19,6 @@ from ...store.sst.showable import showable
 _AGGREGATES = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
 ROW = "_slackwater_row"
 """The column with the rows' numbers."""
-HINT = "--scan takes a condition on single rows: SELECT KEY FROM TABLE WHERE …; without --scan, bisect takes any"
 
 
 def row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
@@ -35,9 +34,7 @@ def row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
         node = parsed["statements"][0]["node"]
         aggregates = {name for (name,) in con.execute(_AGGREGATES).fetchall()} | {"count_star"}
         if reason := next(_reasons(node, aggregates), ""):
-            raise Refused(
-                f"whether a row is wrong does not follow from that row alone: the query has {reason}", hint=HINT
-            )
+            raise Refused(f"whether a row is wrong does not follow from that row alone: the query has {reason}")
         name = node["from_table"]["table_name"].casefold()
         stage = next((stage for stage in tables if stage.casefold() == name), None)
         if stage is None:

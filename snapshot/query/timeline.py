@@ -7,7 +7,6 @@ not the history: 50,000 versions take as many reads as 500.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +19,11 @@ from cachetools import LRUCache
 from msgspec import Struct
 
 from ...errors import Corruption
+from ...store.objects.many import many
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import apps, history
-from ...store.versions.manifest import Manifest, VersionKind
+from ...store.versions.kinds import VersionKind
+from ...store.versions.manifest import Manifest
 from ...store.versions.notes import Notes
 from ..cut.graph import order
 from ..cut.moments import heads_of, stages_of
@@ -132,8 +133,7 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
         for stage, span in spans.items()
     }
     each = [(stage, version) for stage, versions in wanted.items() for version in versions]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = [one for one in pool.map(lambda at: read(*at), each) if one is not None]
+    found = [one for one in many(lambda at: read(*at), each, _AT_ONCE) if one is not None]
     found.sort(key=lambda one: (one.time_ms, ranks[one.stage], one.version))
     marks = [*_deploys(found, read), *_snapshots(store, app, read, ranks), *_operations(store, app, read)]
     low, high = (found[0].time_ms, found[-1].time_ms) if found else (0, 0)

@@ -21,6 +21,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Prices, Stats, monthly_cost
 from ...store.sst.sorted_runs import deltas, l0_files
 from ...store.versions import apps, history, keys, published
+from ...store.versions.kinds import VersionKind
 from ...store.versions.manifest import Followed, Manifest, Origin, Table
 from ...store.versions.side_tables import all_ssts, rejected_of
 from ..cut import replicas
@@ -29,7 +30,7 @@ from ..cut.lineage import rows_read
 from ..cut.moments import newest
 from ..cut.replicas import Replica, ReplicaLag, lags_of, newest_cut
 from ..cut.stored import open_requests
-from . import lag
+from ..under_way import runners
 from .archives import ArchiveStatus, archives_of
 from .lag import EndsOf, InputLag, SinkLag, input_lag, sink_lags
 
@@ -66,7 +67,7 @@ class StageOverview:
     stage: str
     version: int
     epoch: int
-    kind: str
+    kind: VersionKind
     by: str
     runner: str | None
     """Who runs the stage now, as host:pid; empty when nobody does, None when that is not known."""
@@ -144,9 +145,9 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
     for stage in history.list_stages(store, app):
         with _noted(damaged, f"{app}/{stage}"):
             heads |= newest(store, app, (stage,))
-    alive: tuple[lag.Beat, ...] | None = None
+    alive: tuple[runners.Beat, ...] | None = None
     with _noted(damaged, f"{app}: which stages run is not known"):
-        alive = lag.beats(store, app, instants.now_ms())
+        alive = runners.beats(store, app, instants.now_ms())
     sinks: dict[str, tuple[SinkLag, ...]] = dict.fromkeys(heads, ())
     for stage, head in heads.items():
         with _noted(damaged, f"{app}/{stage}: how far its sinks are is not known"):
@@ -196,7 +197,7 @@ def _stage_overview(
     head: Manifest,
     heads: Mapping[str, Manifest],
     ends_of: EndsOf,
-    alive: Sequence[lag.Beat] | None,
+    alive: Sequence[runners.Beat] | None,
     sinks: tuple[SinkLag, ...],
     store: ObjectStore | None = None,
 ) -> StageOverview:
@@ -208,7 +209,7 @@ def _stage_overview(
         epoch=head.epoch,
         kind=head.kind,
         by=head.by,
-        runner=None if alive is None else lag.runner_of(head, alive),
+        runner=None if alive is None else runners.runner_of(head, alive),
         time_ms=head.time_ms,
         rows=rows_read(head),
         keys=sum(sst.rows - sst.tombstones for sst in head.ssts) if head.table else None,
@@ -226,9 +227,9 @@ def _stage_overview(
         watermark_ms=head.watermark_ms,
         ahead=times.ahead_total if times is not None else 0,
         attached=head.attached,
-        batches_behind=lag.batches_behind(head, alive or ()),
+        batches_behind=runners.batches_behind(head, alive or ()),
         late=times.late_total if times is not None else 0,
-        waits_for=lag.waits_for(head, alive or ()),
+        waits_for=runners.waits_for(head, alive or ()),
     )
 
 

@@ -7,7 +7,6 @@ repartition topic) and `_row` (within the message).
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from io import BytesIO
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,25 +21,15 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.decode import read_whole
 from ...store.versions import keys
 from ..cut.in_flight import InFlight
+from ..cut.kafka_topics import Topics
 from ..cut.stored import Captured, CapturedObject
 
 _OBJECT_BYTES = 64 << 20
 """Arrow bytes of the records in one object: what is held in memory at once."""
 
 
-class ChannelReader(Protocol):
-    """What capturing needs of Kafka; `pipeline` implements it."""
-
-    def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
-        """The records in flight: the channel's columns and `ADDRESS`, by partition and offset, a chunk at a time.
-
-        Raises `Corruption` (there are not as many as their writer's manifests say), and `Refused` (they are gone).
-        """
-        ...
-
-
 def capture(
-    store: ObjectStore, app: str, name: str, states: Iterable[InFlight], reader: ChannelReader
+    store: ObjectStore, app: str, name: str, states: Iterable[InFlight], reader: Topics
 ) -> tuple[Captured, ...]:
     """Copy records in flight from Kafka to objects of snapshot `name`. Channels that nobody reads are left out.
 
@@ -103,20 +92,25 @@ def discard(store: ObjectStore, captured: Iterable[Captured]) -> None:
         store.delete(one.key)
 
 
+def put_object(store: ObjectStore, app: str, name: str, rows: pa.Table) -> CapturedObject:
+    """Put records in flight that a snapshot of this name keeps."""
+    sink, key = BytesIO(), keys.captured(app, name, str(ULID()))
+    # Light compression: records must be kept at least as fast as they were written.
+    pq.write_table(rows, sink, compression="lz4", write_page_checksum=True)
+    data = sink.getvalue()
+    store.put(key, data)
+    return CapturedObject(key, rows.num_rows, len(data), xxhash.xxh3_128_hexdigest(data))
+
+
 def _capture_one(
-    store: ObjectStore, app: str, name: str, state: InFlight, reader: ChannelReader, written: list[CapturedObject]
+    store: ObjectStore, app: str, name: str, state: InFlight, reader: Topics, written: list[CapturedObject]
 ) -> Captured:
     """One channel; each object is added to `written` as soon as it is written."""
     counts, before = np.zeros(len(state.ends), np.int64), len(written)
     try:
         for rows in gathered(reader.read(state)):
             counts += count_by_partition(rows, len(counts))
-            sink, key = BytesIO(), keys.captured(app, name, str(ULID()))
-            # Light compression: records must be kept at least as fast as they were written.
-            pq.write_table(rows, sink, compression="lz4", write_page_checksum=True)
-            data = sink.getvalue()
-            store.put(key, data)
-            written.append(CapturedObject(key, rows.num_rows, len(data), xxhash.xxh3_128_hexdigest(data)))
+            written.append(put_object(store, app, name, rows))
     except Gone as error:
         raise Gone(
             f"records in flight on {state.channel!r} to {state.receiver!r} cannot be kept: {error.message}",

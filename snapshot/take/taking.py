@@ -15,10 +15,10 @@ from ...common import instants
 from ...errors import Corruption, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
-from ...store.versions.forgotten import under_way
 from ...store.versions.manifest import Manifest, Span
 from ..cut.graph import Cut
 from ..cut.in_flight import InFlight, in_flight
+from ..cut.kafka_topics import Topics
 from ..cut.moments import heads_of, retired_since
 from ..cut.refs import check_new_name
 from ..cut.stored import (
@@ -33,7 +33,9 @@ from ..cut.stored import (
     notify,
     open_requests,
 )
-from .capture import ChannelReader, capture, discard
+from ..under_way.exclusion import Intent, check_exclusion
+from ..under_way.signs import UnderWay
+from .capture import capture, discard
 from .snapshots import taken
 
 REPEAT_MS = 600_000
@@ -77,6 +79,7 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     if (written := find_snapshot(store, app, name)) is not None:
         raise taken(written)
     check_not_asked(store, app, name)
+    check_exclusion(store, app, Intent.SNAPSHOT)
     through = min((head.migration for head in _active_heads(store, app).values()), default=0)
     ulid = ULID()
     asked = Request(id=str(ulid), name=name, created_ms=ulid.milliseconds, by=by, migration=through)
@@ -84,7 +87,7 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     REQUESTS.put(store, asked, app)
     try:
         # Who forgets keys looks for requests once its note is there.
-        under_way.check_none(store, app, "what a snapshot keeps could have them, so none is taken")
+        check_exclusion(store, app, Intent.SNAPSHOT, UnderWay.FORGETTING)
     except Refused:
         cancel(store, app, asked)
         raise
@@ -123,9 +126,7 @@ def answers(store: ObjectStore, app: str, request: Request) -> dict[str, StageAn
     return found
 
 
-def try_complete(
-    store: ObjectStore, app: str, request: Request, reader: ChannelReader | None = None
-) -> Snapshot | None:
+def try_complete(store: ObjectStore, app: str, request: Request, reader: Topics | None = None) -> Snapshot | None:
     """Write the snapshot if every stage has finished; None while one has not.
 
     Anybody may call it, any number of times. Without a `reader`, a snapshot with records in flight is left to somebody

@@ -8,11 +8,11 @@ from ...common import instants
 from ...errors import Refused, Unavailable
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
+from ..cut.kafka_topics import Topics
 from ..cut.moments import heads_of
 from ..cut.resolve import resolve
 from ..cut.stored import Request, Snapshot, SnapshotKind, cancel, find_snapshot, notify, open_requests, own_request
 from .audit_log import list_operations, record_once
-from .capture import ChannelReader
 from .snapshots import pin
 from .taking import StageAnswer, answers, find_written, request, taken_already, try_complete
 
@@ -37,7 +37,7 @@ def take(
     name: str,
     *,
     by: str,
-    reader: ChannelReader | None = None,
+    reader: Topics | None = None,
     instant: bool = False,
     timeout_s: float = 60.0,
     on_look: Callable[[SnapshotProgress], None] = lambda _look: None,
@@ -111,7 +111,7 @@ def _wait(
     store: ObjectStore,
     app: str,
     asked: Request,
-    reader: ChannelReader | None,
+    reader: Topics | None,
     timeout_s: float,
     on_look: Callable[[SnapshotProgress], None],
 ) -> Snapshot:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +12,9 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ..cut.graph import Channel, Cut, channels
 from ..cut.in_flight import InFlight, channel_state
+from ..cut.kafka_topics import Topics
 from ..cut.stored import ADDRESS, Captured, CapturedObject, Snapshot
-from ..take.capture import ChannelReader, read_object
+from ..take.capture import read_object
 from .report import Verified, as_sentence, noted
 
 
@@ -162,16 +162,6 @@ def _faults(
         yield f"has record {captured.topic}[{p}]@{o}+{r} twice or out of order"
 
 
-class Rereader(ChannelReader, Protocol):
-    """What verifying deeply needs of Kafka; `pipeline` implements it."""
-
-    def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
-        """The id of the snapshot whose marker lies at this offset; empty for something else, None for nothing any more.
-
-        Raises `NotFound` where there is no such topic, and `Refused` where it cannot be read.
-        """
-
-
 def markers_of(snapshot: Snapshot | None, cut: Cut, channel: str, sender: str) -> tuple[int, ...]:
     """The offset of the snapshot's marker in each partition of a channel; empty when there is none."""
     if snapshot is None or sender not in cut.stages or channel not in cut.stages[sender].outputs:
@@ -214,7 +204,7 @@ def check_markers(snapshot: Snapshot, cut: Cut) -> Iterator[Verified]:
         yield Verified("markers", f"{channel.name} from {channel.sender}", tuple(wrong), count)
 
 
-def reread_markers(snapshot: Snapshot, cut: Cut, reader: Rereader | None, not_reread: list[str]) -> Iterator[Verified]:
+def reread_markers(snapshot: Snapshot, cut: Cut, reader: Topics | None, not_reread: list[str]) -> Iterator[Verified]:
     """Check each marker in Kafka. Channels whose markers are not there any more are added to `not_reread`."""
     for name, sender in sorted({(channel.name, channel.sender) for channel in channels(cut)}):
         topic = cut.stages[sender].outputs[name].topic

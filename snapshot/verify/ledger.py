@@ -14,8 +14,9 @@ from ...chandy_lamport.events import ProtocolError
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from ...store.versions.forgotten.index import added
 from ..cut.graph import Cut
+from ..cut.kafka_topics import Topics
 from ..cut.stored import Captured
-from ..take.capture import ChannelReader, count_by_partition
+from ..take.capture import count_by_partition
 from .captured import ChannelState
 from .report import Verified, as_sentence
 
@@ -85,7 +86,7 @@ def entries(
     states: Iterable[ChannelState],
     captured: Mapping[tuple[str, str], Captured],
     recounts: Mapping[tuple[str, str], tuple[int, ...] | None],
-    reader: ChannelReader | None,
+    reader: Topics | None,
     *,
     deep: bool,
 ) -> Iterator[LedgerEntry]:
@@ -122,7 +123,7 @@ def entries(
         )
 
 
-def _count_in_flight(state: ChannelState, reader: ChannelReader | None, *, deep: bool) -> Counted:
+def _count_in_flight(state: ChannelState, reader: Topics | None, *, deep: bool) -> Counted:
     """In Kafka if that is asked for and can be done, else as the manifests say."""
     in_flight, not_reread = state.in_flight, ""
     if in_flight is None:

@@ -1,7 +1,6 @@
 """Whether the topics of a cut are still those whose offsets it has, as Kafka says."""
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from ...errors import SlackwaterError
 from ...state.topics import TopicState, are_two, why_another
@@ -10,6 +9,7 @@ from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..cut import replicas
 from ..cut.graph import Cut
+from ..cut.kafka_topics import Topics
 from .report import Verified
 
 TOPICS_SAY = "which say whether topics are still those that were read"
@@ -18,14 +18,7 @@ _Place = tuple[str, str]
 """What a stage does with a topic, and the topic."""
 
 
-class TopicReader(Protocol):
-    """What verifying asks of Kafka about topics; `pipeline` implements it."""
-
-    def state(self, topic: str, /) -> TopicState | None:
-        """A topic's id and offsets, or None when there is no such topic."""
-
-
-def check_topics(store: ObjectStore, cut: Cut, kafka: TopicReader, not_looked: list[str]) -> Iterator[Verified]:
+def check_topics(store: ObjectStore, cut: Cut, kafka: Topics, not_looked: list[str]) -> Iterator[Verified]:
     """See that each topic that stages of the cut read or wrote is the one that it was.
 
     One that was made again since, and with which the newest version goes on, is no difference: nothing is missing then

@@ -7,6 +7,7 @@ What damage does is in the report; an error is raised only for what cannot be lo
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,17 +24,18 @@ from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts, side_manifests, tables_of
 from ..cut.graph import Cut, Thinned, channels, violations
 from ..cut.in_flight import InFlight
+from ..cut.kafka_topics import Topics
 from ..cut.moments import stages_of
 from ..cut.refs import Named, Ref, parse
 from ..cut.replicas import REPLICAS
 from ..cut.resolve import cut_at
 from ..cut.stored import Snapshot, read_snapshot
 from ..status.archives import ArchiveStatus, status_of
-from .captured import Rereader, channel_states, check_captured, check_markers, markers_of, recount, reread_markers
+from .captured import channel_states, check_captured, check_markers, markers_of, recount, reread_markers
 from .ledger import LedgerEntry, balance, entries
 from .report import Finding, Tally, Verified, as_sentence, noted, tally
 from .sst import check_entries, check_sizes, reread_sst
-from .topics import TopicReader, check_topics
+from .topics import check_topics
 from .version_chain import last_step, whole_history
 
 
@@ -104,7 +106,7 @@ def _wrong_rows(store: ObjectStore, archive: ArchiveIndex, one: ArchiveObject) -
 class _PatientReader:
     """Kafka, which is waited for once: after that it is away for as long as verifying lasts."""
 
-    def __init__(self, reader: Rereader) -> None:
+    def __init__(self, reader: Topics) -> None:
         self._reader = reader
         self._away: Unavailable | None = None
 
@@ -168,8 +170,8 @@ def verify(
     *,
     now_ms: int = 0,
     deep: bool = False,
-    reader: Rereader | None = None,
-    topics: TopicReader | None = None,
+    reader: Topics | None = None,
+    topics: Topics | None = None,
     on_progress: Callable[[str], None] = lambda _line: None,
 ) -> Report:
     """Check everything that must hold for a cut, whose manifests are read again, or for the one that a ref names.
@@ -182,7 +184,7 @@ def verify(
     """
     # A store object of its own, so that what this process has read of the store before does not count.
     counting = CountingStore(store)
-    reader = _PatientReader(reader) if reader is not None else None
+    reader = cast("Topics", _PatientReader(reader)) if reader is not None else None
     found: list[Verified] = []
     not_reread: list[str] = []
     recounts: dict[tuple[str, str], tuple[int, ...] | None] = {}

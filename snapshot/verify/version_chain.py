@@ -13,10 +13,6 @@ from ...store.versions import history, horizon, keys
 from ...store.versions.manifest import Input, Lost, Manifest, Output, Reset, Sink
 from .report import Verified, noted
 
-_RESTARTS = frozenset({"claim", "rescale", "migration"})
-"""Kinds by which a runner begins anew: its program may have changed, and what was lost may be passed over."""
-
-
 T = TypeVar("T")
 Compare = Callable[[str, T, T], Iterable[str]]
 
@@ -92,7 +88,7 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
     """
     if later.begins:
         return
-    at, restarted = f"{later.app}/{later.stage} v{later.version}", later.kind in _RESTARTS
+    at, restarted = f"{later.app}/{later.stage} v{later.version}", later.traits.restarts
     if later.rewind is not None:
         yield from (f"{at} {each}" for each in _out_of_order(earlier, later))
         return
@@ -116,7 +112,7 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
         yield from _output_differences(replace(before, ends=()) if made_again else before, after)
 
     yield from _by_name(at, "channel", earlier.outputs, later.outputs, of_output, may_go=restarted)
-    may_go = restarted or later.kind == "promote"
+    may_go = restarted or later.traits.sets_sinks
     yield from _by_name(at, "sink", earlier.sinks, later.sinks, _sink_differences, may_go=may_go)
     for name, had in sorted(earlier.side_tables.items()):
         if (has := later.side_tables.get(name)) is None:
@@ -142,7 +138,7 @@ def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
     yield from _out_of_order(earlier, later)
     # It says which of two rows of a key is newer.
     newest = max((sst.seq_max for sst in earlier.ssts), default=0)
-    if later.kind in ("batch", "edit") and not newest < later.row_seq <= later.version:
+    if later.traits.writes_rows and not newest < later.row_seq <= later.version:
         yield f"wrote rows of _seq {later.row_seq}; expected more than {newest}, and at most {later.version}"
     clock_ms = earlier.clock_ms if earlier.table is not None and earlier.table.ttl is not None else None
     was_due, due = (one.event_time.due_ms if one.event_time is not None else None for one in (earlier, later))
@@ -189,8 +185,8 @@ def _input_differences(earlier: Input, later: Input, restarted: bool) -> Iterato
 
 
 def _reset_differences(earlier: Input, later: Input, made: Manifest, new: Sequence[Reset]) -> Iterator[str]:
-    made_again = made.kind == "claim" and bool(new[0].topic_id)
-    if not (made.kind == "reset" or made_again) or len(new) > 1 or new[0].version != made.version:
+    made_again = made.traits.claims and bool(new[0].topic_id)
+    if not (made.traits.sets_offsets or made_again) or len(new) > 1 or new[0].version != made.version:
         yield "it is read on from elsewhere; only a reset may do that, and once"
         return
     known = earlier.offsets + (0,) * (len(new[0].starts) - len(earlier.offsets))

@@ -10,7 +10,7 @@ Such a row has the key, how many rows it stands for (`ROWS`), in which tasks the
 aggregate the columns of `part`.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, ClassVar, Literal
@@ -124,7 +124,6 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
     """Declared aggregates, by the columns that they are stored in."""
 
     made: tuple[tuple[str, Aggregate], ...]
-    past: ClassVar[Literal["parts"]] = "parts"
     emission: ClassVar[Literal["table"]] = "table"
 
     def __str__(self) -> str:
@@ -138,9 +137,6 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
         made = dict(self.made).get(column)
         return made.column or "" if made is not None and made.function in ("min", "max", "first", "last") else ""
 
-    def narrowed(self, columns: Collection[str]) -> "Aggregates":
-        return Aggregates(tuple(each for each in self.made if each[0] in columns))
-
     def renamed(self, names: Mapping[str, str]) -> "Aggregates":
         return Aggregates(tuple((names.get(name, name), made) for name, made in self.made))
 
@@ -152,9 +148,6 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
         """Each aggregate is a column with a meaning of its own."""
         return self.tag == now.tag
 
-    def join_parts(self, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
-        return merged(dict(self.made)[name].function, name, earlier, later)
-
     def needed_in(self, column: str) -> str:
         made = dict(self.made).get(column)
         replaced = made is None or made.function in ("first", "last")
@@ -163,11 +156,6 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
     def made_of(self, column: str) -> tuple[str, ...]:
         made = dict(self.made).get(column)
         return (made.column,) if made is not None and made.column else ()
-
-    def is_neutral(self, name: str, default: object) -> bool:
-        """What a mean, a first and a last begin with, is kept in internal columns."""
-        function = dict(self.made)[name].function
-        return function in ("mean", "first", "last") or (function in ("count", "sum") and default == 0)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
         schema = only(rows, "aggregate(...)")

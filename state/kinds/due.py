@@ -4,7 +4,7 @@ Around `update` (`due="deadline"`) the user's function is; around `aggregate` an
 (`event_time(emits="final")`) what is emitted is the row, once, when its window has ended.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -51,9 +51,6 @@ class Final(Kind, frozen=True, tag="final"):
     @property
     def declaration(self) -> Kind:
         return Final(self.core.declaration)
-
-    def narrowed(self, columns: Collection[str]) -> Kind:
-        return Final(self.core.narrowed(columns))
 
     def renamed(self, names: Mapping[str, str]) -> Kind:
         return Final(self.core.renamed(names))

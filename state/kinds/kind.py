@@ -146,10 +146,6 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     """In words, whose rows its table has, where no program of ours makes them; empty where one does."""
     in_any_order: ClassVar[bool] = False
     """Whether lists in its rows have no order that means anything."""
-    past: ClassVar[Literal["", "rows", "parts", "function"]] = ""
-    """How a column that a migration added gets the values of the past: each row is of one record that has them
-    (`rows`), or of many, and what is kept of the earlier joins with what is kept of the later ones (`parts`); only a
-    function of the program knows (`function`); or not at all."""
     not_final: ClassVar[tuple[str, str]] = ("", "")
     """Why its rows cannot be emitted once, and what to do instead; empty where they can."""
     no_late_table: ClassVar[str] = ""
@@ -224,10 +220,6 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         """What columns are, by name, such as `sum(arr_delay)`; without those that are what the program puts there."""
         return {}
 
-    def narrowed(self, _columns: Collection[str]) -> Kind:
-        """The same of these columns alone; itself where it is not made column by column."""
-        return self
-
     def by_session(self, _column: str) -> Kind | None:
         """What is kept where this column of the key is a session window; None where that cannot be."""
         return None
@@ -257,13 +249,6 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         if self.due_text != now.due_text:
             yield from (f"{sign} {text}" for sign, text in (("-", self.due_text), ("+", now.due_text)) if text)
 
-    def join_parts(self, name: str, earlier: Columns, later: Columns) -> dict[str, Any]:
-        """The stored columns of the column `name` over two parts of a key's records; where `past` is `parts`.
-
-        Raises `aggregate.NoRoom`.
-        """
-        raise NotImplementedError
-
     def needed_in(self, _column: str) -> str:
         """In words, what later records make of a stored value of this column, so that hiding it would falsify them.
 
@@ -275,17 +260,12 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         """The columns of rows whose values a column of the table has, where these have other names."""
         return ()
 
-    def is_neutral(self, _name: str, _default: object) -> bool:
-        """Whether a column that began with this default is as if it had begun with nothing; where `past` is `parts`."""
-        return False
-
 
 class OfCode(Kind, frozen=True, kw_only=True, tag=""):
     """What code of the user's says alone. It is not stored: it may do something else in the next release."""
 
     code: Any = None
     """It has the user's own `function`; None of a state as it is stored."""
-    past: ClassVar[Literal["function"]] = "function"
 
     @property
     def function(self) -> Callable[..., Any] | None:

@@ -34,7 +34,6 @@ class Upsert(Kind, frozen=True, tag="upsert"):
 
     by: str
     delete_when: str | None = None
-    past: ClassVar[Literal["rows"]] = "rows"
     emission: ClassVar[Literal["table"]] = "table"
 
     def carried(self, column: str) -> str:

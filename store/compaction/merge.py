@@ -77,10 +77,7 @@ def run(
         inputs: Sequence[Sst], partition: int, level: int, window: tuple[int, int], slots: int
     ) -> tuple[Sst, ...]:
         def finish(writer: SstWriter) -> Sst:
-            sst, data = writer.finish(app=app, stage=stage, partition=partition, level=level)
-            store.put(sst.object, data)
-            cache.add_encoded(sst, table, data)
-            return sst
+            return writer.put(store, app=app, stage=stage, partition=partition, level=level, cache=cache)
 
         rolling = _RollingWriter(table, finish, target_file_bytes=compaction.target_file_bytes, row_bytes=row_bytes)
         drop = compaction.drops_tombstones and partition == compaction.partition

@@ -123,8 +123,8 @@ def rebase(before: Manifest, manifest: Manifest, onto: Manifest, merges: Sequenc
     What the batch read, wrote and sent stays as it is, and so does the `_seq` of its rows, which are stored already. It
     is above that of every row in `onto`: a compaction only takes up rows of versions before its own.
 
-    `manifest` is the version of a batch, built on `before`; `onto` follows from that by compactions and backfills alone
-    or, where `before` itself had to be rebased, is that. Of the `merges` that `manifest` has put in the place of their
+    `manifest` is the version of a batch, built on `before`; `onto` follows from that by compactions alone or,
+    where `before` itself had to be rebased, is that. Of the `merges` that `manifest` has put in the place of their
     inputs one whose inputs are gone, or that does not fit any more, is left out, and its outputs with it.
 
     Raises `ValueError` where `onto` is of another stage or epoch, or not newer.
@@ -141,7 +141,6 @@ def rebase(before: Manifest, manifest: Manifest, onto: Manifest, merges: Sequenc
         seq=0 if manifest.row_seq == version else manifest.row_seq,
         time_ms=max(manifest.time_ms, onto.time_ms + 1),
         table=onto.table,
-        backfills=onto.backfills,
         forgotten=onto.forgotten,
         side_tables=_side_tables(before, manifest, onto),
         ssts=apply((*onto.ssts, *added), merges),

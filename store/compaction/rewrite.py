@@ -26,47 +26,44 @@ def rewritten(
     It is encoded, and put nowhere. What is read comes into the cache. Raises as `change`, `Corruption` where the SST is
     missing or damaged, and `Unavailable`.
     """
-    writer, schema = SstWriter(table), sst_schema(table)
-    for block in cache.open(store, sst, table).blocks:
-        for start, stored in _slices(block, schema):
-            rows = pa.Table.from_batches([block.rows(stored, start, min(_SLICE_ROWS, block.stored.num_rows - start))])
-            writer.append(change(completed(rows, schema)).cast(schema))
-    return writer
+    return _encoded(table, cache.open(store, sst, table).blocks, change)
 
 
 Chosen = Callable[[Block], npt.NDArray[np.bool_]]
 """Which rows of a block are meant."""
 
 
-def without(store: ObjectStore, sst: Sst, table: Table, chosen: Chosen) -> tuple[SstWriter, int]:
-    """An SST of the table with the rows of this one but those that are chosen, and how many these are.
+def without(store: ObjectStore, sst: Sst, table: Table, chosen: Chosen) -> SstWriter:
+    """An SST of the table with the rows of this one but those that are chosen.
 
     It is encoded, and put nowhere; without a row where none is left. Nothing of it comes into a cache. `table` is of
     the oldest version that names the SST: those after it know how to read what that had. Raises as `rewritten`.
     """
-    writer, schema, gone = SstWriter(table), sst_schema(table), 0
-    for block in whole_blocks(store, sst, table):
-        drop = chosen(block)
-        gone += int(drop.sum())
-        for start, stored in _slices(block, schema):
-            keep = ~drop[start : start + _SLICE_ROWS]
-            if keep.any():
-                rows = pa.Table.from_batches([block.rows(stored, start, len(keep))])
-                writer.append(completed(rows, schema).filter(pa.array(keep)).cast(schema))
-    return writer, gone
+    return _encoded(table, whole_blocks(store, sst, table), lambda rows: rows, chosen)
+
+
+def _encoded(
+    table: Table, blocks: Iterable[Block], change: Callable[[pa.Table], pa.Table], chosen: Chosen | None = None
+) -> SstWriter:
+    """Rows of an SST's blocks but those that are chosen, changed, some at a time."""
+    writer, schema = SstWriter(table), sst_schema(table)
+    for block in blocks:
+        count = block.stored.num_rows
+        keep = pa.array(~chosen(block)) if chosen is not None else None
+        # Those from before the table got a ttl lack a column.
+        stored = [name for name in schema.names if name != EXPIRES or name in block.stored.schema.names]
+        for start in range(0, count, _SLICE_ROWS):
+            rows = pa.Table.from_batches([block.rows(stored, start, min(_SLICE_ROWS, count - start))])
+            rows = completed(rows, schema)
+            rows = rows if keep is None else rows.filter(keep.slice(start, rows.num_rows))
+            writer.append(change(rows).cast(schema))
+    return writer
 
 
 def whole_blocks(store: ObjectStore, sst: Sst, table: Table) -> Iterable[Block]:
     """All rows of an SST, checked, and kept nowhere."""
     for rows in decode(fetch(store, sst), sst, table):
         yield Block.of(rows, check_shape(sst, table, rows.schema, sst.rows))
-
-
-def _slices(block: Block, schema: pa.Schema) -> Iterable[tuple[int, list[str]]]:
-    """Where slices of a block begin, and which of an SST's columns it has."""
-    # Those from before the table got a ttl lack a column.
-    stored = [name for name in schema.names if name != EXPIRES or name in block.stored.schema.names]
-    return ((start, stored) for start in range(0, block.stored.num_rows, _SLICE_ROWS))
 
 
 def of_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> Chosen:

@@ -77,6 +77,17 @@ def normalise_keys(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     return rows
 
 
+def has_negative_zero(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Say if a value of a column, or of a field of its structs, is -0.0, which is no key of its own here."""
+    if not _has_floats(column.type):
+        return False
+    plain = _one_array(column)
+    if pa.types.is_struct(plain.type):
+        return any(has_negative_zero(child) for child in plain.flatten())
+    values = _values(plain)
+    return bool(np.any((values == 0) & np.signbit(values) & np.asarray(plain.is_valid())))
+
+
 def same_keys(
     left: pa.Table | pa.RecordBatch, right: pa.Table | pa.RecordBatch, columns: Sequence[str]
 ) -> npt.NDArray[np.bool_]:

@@ -12,7 +12,7 @@ looks for nothing; they are ours, because nothing else says that a filter or an 
 would hide a row.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,7 +64,7 @@ class SstWriter:
     """Encodes one SST from batches of rows, so far `num_rows`, that come in its order. Holds the bytes in memory."""
 
     def __init__(self, table: Table) -> None:
-        self._schema, self._can_expire = sst_schema(table), table.ttl is not None
+        self._table, self._schema, self._can_expire = table, sst_schema(table), table.ttl is not None
         self._sink = pa.BufferOutputStream()
         self._writer: pq.ParquetWriter | None = None
         self._row_group_rows = ROW_GROUP_ROWS
@@ -126,8 +126,29 @@ class SstWriter:
             bloom_filter_options={HASH: {"ndv": ROW_GROUP_ROWS, "fpp": FALSE_POSITIVES}},
         )
 
-    def finish(self, *, app: str, stage: str, partition: int, level: int) -> tuple[Sst, bytes]:
-        """The SST's entry for a manifest, under a new object name, and its bytes, still to be put there.
+    def put(
+        self,
+        store: ObjectStore,
+        *,
+        app: str,
+        stage: str,
+        partition: int,
+        level: int = 0,
+        ulid: str = "",
+        cache: "RowsCache | None" = None,
+    ) -> Sst:
+        """Put the SST into the store (one request) and into the cache, and return its entry for a manifest.
+
+        Until a manifest with it is committed, nobody else sees the object. Raises as `finish`.
+        """
+        sst, data = self.finish(app=app, stage=stage, partition=partition, level=level, ulid=ulid)
+        store.put(sst.object, data)
+        if cache is not None:
+            cache.add_encoded(sst, self._table, data)
+        return sst
+
+    def finish(self, *, app: str, stage: str, partition: int, level: int, ulid: str = "") -> tuple[Sst, bytes]:
+        """The SST's entry for a manifest, under a new name or `ulid`, and its bytes, still to be put there.
 
         Raises `ValueError` where no row was appended; an SST has at least one.
         """
@@ -136,7 +157,7 @@ class SstWriter:
         self._writer.close()
         data, filter_bytes, footer_bytes = _with_checksums(self._sink.getvalue())
         sst = Sst(
-            object=keys.sst(app, stage, str(ULID())),
+            object=keys.sst(app, stage, ulid or str(ULID())),
             partition=partition,
             level=level,
             rows=self.num_rows,
@@ -194,11 +215,13 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
 
 
 class RowsCache(Protocol):
-    """What writing needs of the cache on this machine."""
+    """A cache on this machine that takes an SST that was written, by its rows or its bytes."""
 
     def add(self, sst: Sst, rows: pa.Table, /) -> object:
-        """Keep the rows of an SST that was written."""
-        ...
+        """Keep its rows."""
+
+    def add_encoded(self, sst: Sst, table: Table, data: bytes, /) -> object:
+        """Keep its rows."""
 
 
 def write(
@@ -212,9 +235,7 @@ def write(
     rows: pa.Table,
     level: int = 0,
 ) -> Sst:
-    """Put one SST with these rows, at least one, into the store (one request), and into the cache if there is one.
-
-    Returns its entry for the manifest. Until a manifest with it is committed, nobody else sees the object.
+    """Put one SST with these rows, at least one, as `SstWriter.put`; the rows come into the cache.
 
     Raises `Refused` as `prepare` and where a row belongs to another state partition, and `ValueError` where there are
     no rows.
@@ -222,17 +243,33 @@ def write(
     rows = prepare(rows, table)
     writer = SstWriter(table)
     writer.append(rows)
-    sst, data = writer.finish(app=app, stage=stage, partition=partition, level=level)
-    ends = partition_of(np.array([sst.hash_min, sst.hash_max]), table.partitions)
+    ends = partition_of(rows.column(HASH).to_numpy()[[0, -1] if rows.num_rows else []], table.partitions)
     if (ends != partition).any():
         raise Refused(
             f"rows for state partition {partition} of {app}/{stage} have hashes of partitions "
             f"{ends[0]} to {ends[1]} of {table.partitions}; nothing was written"
         )
-    store.put(sst.object, data)
+    sst = writer.put(store, app=app, stage=stage, partition=partition, level=level)
     if cache is not None:
         cache.add(sst, rows)
     return sst
+
+
+def write_partitions(
+    store: ObjectStore,
+    cache: RowsCache | None,
+    *,
+    app: str,
+    stage: str,
+    table: Table,
+    rows: pa.Table,
+    level: int = 0,
+) -> tuple[Sst, ...]:
+    """Put one SST for each state partition that has some of these rows. Raises as `write`."""
+    numbers = partition_of(rows[HASH].to_numpy(), table.partitions)
+    parts = ((partition, rows.filter(pa.array(numbers == partition))) for partition in np.unique(numbers).tolist())
+    put = partial(write, store, cache, app=app, stage=stage, table=table, level=level)
+    return tuple(put(partition=partition, rows=some) for partition, some in parts)
 
 
 @lru_cache(maxsize=64)

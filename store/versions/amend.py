@@ -2,7 +2,7 @@
 
 Claims, compactions, rescales, migrations, batches: each says what must hold of the newest version, and what is made of
 it. Whoever loses the race for a number reads on, checks and makes it of the version that came first. Kinds of
-`manifest.UNFENCED` take the stage from nobody; any other has the next epoch, which fences off the writer that has it.
+`Traits.fences` have the next epoch, which fences off the writer that has the stage.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,11 @@ from ...errors import CommitConflict, Fenced
 from ..objects.protocol import ObjectStore
 from ..objects.stats import Stats
 from . import commit, history, horizon, keys
-from .manifest import UNFENCED, Manifest, VersionKind
+from .kinds import KINDS, VersionKind
+from .manifest import Manifest
 from .side_tables import all_ssts
 
 _identity = attrgetter("app", "stage", "version", "epoch", "writer", "time_ms", "kind", "by")
-_FIRST: tuple[VersionKind, ...] = ("claim", "init")
-"""Kinds by which a stage may begin."""
 _ATTEMPTS = 100
 """Lost races, to those that commit at the same moment, before an amendment gives up."""
 
@@ -92,7 +91,7 @@ def amend(
     while True:
         if attempt > 1 or not change.epoch:
             head = newest(store, app, stage, head)
-        if head is None and change.kind not in _FIRST:
+        if head is None and not KINDS[change.kind].may_begin:
             head = history.read(store, app, stage, 1)  # says what there is
         if head is not None and not change.requires(head):
             return Amended(head, head)
@@ -100,7 +99,7 @@ def amend(
         if head is None:
             draft = Manifest(app, stage, 1, 1, writer, time_ms, change.kind, by=by)
         else:
-            epoch = change.epoch or head.epoch + (change.kind not in UNFENCED)
+            epoch = change.epoch or head.epoch + KINDS[change.kind].fences
             draft = commit.successor(head, kind=change.kind, epoch=epoch, writer=writer, by=by, now_ms=time_ms)
         made = change.update(draft)
         if _identity(made) != _identity(draft):

@@ -77,14 +77,6 @@ def _(value: Manifest) -> Iterator[Wrong]:
         if each.to >= each.version:
             yield Wrong(f"{at}.to", each.to, f"less than its version, {each.version}")
         before = each.version
-    for number, one in enumerate(value.backfills):
-        at = f"backfills[{number}]"
-        if one.version > value.version:
-            yield Wrong(f"{at}.version", one.version, f"at most the version, {value.version}")
-        if one.since >= one.version:
-            yield Wrong(f"{at}.since", one.since, f"less than its version, {one.version}")
-        if one.app == value.app:
-            yield Wrong(f"{at}.app", one.app, "another app than its own")
 
 
 def _snapshots(value: Manifest) -> Iterator[Wrong]:
@@ -252,7 +244,7 @@ def _names(value: Manifest) -> Iterator[Wrong]:
     """What is wrong with what a stage is called, was called and will be called."""
     if value.called and (not value.retired or value.called == value.stage):
         yield Wrong("called", value.called, "nothing, or the other name of a stage that is retired")
-    if value.kind == "rename" and (not value.formerly or value.formerly[-1].version != value.version):
+    if value.traits.begins == "renamed" and (not value.formerly or value.formerly[-1].version != value.version):
         yield Wrong("formerly", value.formerly, "the name up to this version, where a stage gets another")
     names, version = {value.stage}, 0
     for number, former in enumerate(value.formerly):

@@ -17,29 +17,11 @@ from ...errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refu
 from ..objects.protocol import ObjectStore, exists
 from . import codec, history, horizon, keys
 from .apps import taken_back
+from .kinds import GO_ON, KINDS, VersionKind
 from .limits import OWN
-from .manifest import Manifest, VersionKind
+from .manifest import Manifest
 
 _READ_AGAIN = "read the head again and build on it"
-_GO_ON = "let the newer runner go on, or stop it and start this one again"
-_TAKEN = {
-    "rescale": ("rescaled", "start this one again: it goes on with the new number of state partitions"),
-    "migration": ("migrated to another program", "start that program: this one is of before"),
-    "rewind": ("rewound to an earlier moment", "start this one again: it goes on from there"),
-    "recover": ("recovered from a replica", "start this one again: it goes on from there"),
-    "reset": ("reset to other offsets", "start this one again: it goes on from there"),
-    "demote": (
-        "promoted over: another app has its name and its sinks",
-        "it is {name}~1 now. To have the name back, run it beside that one, silent (slackwater run FILE --app "
-        "{name}~1), and then: {back}",
-    ),
-    "retire": ("retired", "take it out of the program; a program that has it brings it back where it stopped"),
-}
-"""What took a stage from its writer, by the kind of the version that did, and what to do next."""
-
-_PAST_RETIRING: tuple[VersionKind, ...] = ("claim", "rewind", "recover", "retire")
-"""Kinds that may follow the version that retires a stage: it is brought back, or taken back further."""
-
 _S = TypeVar("_S", bound=Struct)
 
 
@@ -53,7 +35,7 @@ def successor(
     newer epoch, and `Refused` where the stage is retired and `kind` does not bring it back, or has another name since.
     """
     check_epoch(head, epoch)
-    if head.retired and (kind not in _PAST_RETIRING or head.called):
+    if head.retired and (head.called or not KINDS[kind].follows_retiring):
         raise is_retired(head)
     return replace(
         carried(head),
@@ -118,8 +100,8 @@ def check_epoch(head: Manifest, epoch: int) -> None:
     """Raise `Fenced` where a stage was taken from the writer of this epoch."""
     if head.epoch <= epoch:
         return
-    done, hint = _TAKEN.get(head.kind, ("taken over", _GO_ON))
-    if head.kind == "demote" and head.promotion is not None:
+    done, hint = head.traits.taken, head.traits.then
+    if head.promotion is not None:
         hint = hint.format(name=head.promotion.name, back=taken_back(head.promotion.name, head.app))
     if head.called:
         done, hint = f"renamed to {head.called}", "start the program that has it under that name: this one is of before"
@@ -181,7 +163,7 @@ def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
                 f"stage {manifest.app}/{manifest.stage} was taken over: its history begins at "
                 f"v{limit.first[manifest.stage]} by now; this writer is still at v{manifest.version} and must stop",
                 version=manifest.version,
-                hint=f"nothing committed is lost; {_GO_ON}",
+                hint=f"nothing committed is lost; {GO_ON}",
             )
         if manifest.version > 1 and not manifest.begins:
             check_there(store, manifest, manifest.version - 1)

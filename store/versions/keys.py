@@ -70,60 +70,34 @@ def _in_app(path: str) -> Callable[[str], str]:
     return lambda app: f"{app}/{path}"
 
 
+# `census` says what each of these is.
 app_info = _in_app("app.json")
-"""Who the app is; its presence is the app's existence."""
 channels = _in_app("channels.json")
-"""Where a clone's copied records lie in its own topics."""
 cloning = _in_app(f"stages/{CLONING}/app.json")
-"""The note that the app is being made as a clone. It lies among the stages, so that whoever lists them sees it."""
 collection = _in_app("gc.json")
-"""What a collection writes first, to learn the time of storage's clock."""
 forgetting = _in_app("forgetting.json")
-"""The note that keys are being forgotten. It says which ones to nobody who does not know them."""
 hold = _in_app("hold.json")
-"""The note that the app is to read no further than some offsets."""
 leaving = _in_app("leaving.json")
-"""The note that the app was recovered elsewhere, and where: of two that recover it at once, one puts it."""
 notice = _in_app("notice.json")
-"""Written over whenever something is asked of the app's runners, who read it often."""
 protected = _in_app("protected.json")
-"""The note that the app is protected."""
 recovery = _in_app("recovery.json")
-"""The note that the app is being recovered from a replica, or was."""
 refreshing = _in_app("refreshing.json")
-"""The note that a clone is being made anew. It outlives the removal of what the clone was."""
 replica = _in_app("replica.json")
-"""The note that the folder is a copy of an app, or was one."""
 removed = _in_app("removed.json")
-"""The note that there was an app of this name, and who removed it."""
 removing = _in_app(f"stages/{REMOVING}/app.json")
-"""The note that the app is being removed. It lies among the stages, so that whoever lists them sees it."""
 boundaries = _in_app("boundaries/")
-"""Prefix of what may exist of the app's versions."""
 archives = _in_app("input/")
-"""Prefix of all archives of what the app read of users' topics, and the name of none of them."""
 forgotten = _in_app("forgotten/")
-"""Prefix of what became of objects that held keys which were forgotten."""
 migrations = _in_app("migrations/")
-"""Prefix of the app's migrations."""
 edits = _in_app("edits/")
-"""Prefix of what is asked to be changed by hand, and of the rows for it."""
 operations = _in_app("log/")
-"""Prefix of the log of operations."""
 replica_cuts = _in_app("replica/")
-"""Prefix of what a replica is complete up to."""
 replicas = _in_app("replicas/")
-"""Prefix of what the app's replicas under other roots have said of themselves."""
 requests = _in_app("requests/")
-"""Prefix of what is asked of the running app."""
 retries = _in_app("retries/")
-"""Prefix of what is asked for rejected records."""
 runners = _in_app("runners/")
-"""Prefix of the signs of life of the app's runners."""
 snapshots = _in_app("snapshots/")
-"""Prefix of all snapshots."""
 stages = _in_app("stages/")
-"""Prefix of all stages."""
 
 
 def names(name: str) -> str:
@@ -149,6 +123,11 @@ def manifest(app: str, stage: str, version: int) -> str:
 def version_of(manifest_key: str) -> int:
     """The version in a manifest's key."""
     return int(manifest_key.rsplit("/", 1)[-1].removesuffix(".json"))
+
+
+def edit_rows(app: str, ulid: str) -> str:
+    """Rows of a request for an edit."""
+    return f"{edits(app)}{ulid}.arrow"
 
 
 def published(app: str, stage: str, sink: str) -> str:

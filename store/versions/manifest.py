@@ -12,22 +12,10 @@ from msgspec import Meta, Struct
 from ..objects.stats import Stats
 from . import limits
 from .column_types import Lineage
+from .kinds import KINDS, Traits, VersionKind
 
 Declaration: TypeAlias = dict[str, Any]
 """A kind of state as it was declared: a JSON object, whose `kind` says which; `state.kinds` has them."""
-
-VersionKind = Literal[
-    "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill", "rewind",
-    "edit", "promote", "demote", "forget", "recover", "reset",
-]  # fmt: skip
-"""Why a version exists: a writer's claim, a micro-batch, a compaction, a clone, another number of state partitions, the
-stage's retirement, first rows from elsewhere, a changed declaration, a new name, values for added columns, the return
-to an earlier version, rows changed by hand, a name and sinks that an app gave or was given, keys forgotten in it and in
-all before it, going on from a replica, or other offsets to read on from."""
-BESIDE_BATCHES: tuple[VersionKind, ...] = ("compaction", "backfill", "promote", "forget")
-"""Kinds of versions that others commit between a stage's batches, under the epoch of whoever has the stage."""
-UNFENCED: tuple[VersionKind, ...] = ("batch", "edit", *BESIDE_BATCHES)
-"""Kinds of versions that take the stage from nobody. Any other takes it over."""
 
 
 def is_internal(column: str) -> bool:
@@ -225,7 +213,7 @@ class Output(Struct, frozen=True):
     """The task attempts whose messages count; all others in the range are skipped by readers."""
     rows: limits.Own[limits.Count] = 0
     schema: limits.Text = ""
-    """The rows' schema as a Spark DDL string; empty where nobody reads it, as in an app that computes a backfill."""
+    """The rows' schema as a Spark DDL string; empty where no stage reads it."""
     markers: limits.Own[dict[limits.Id, limits.Offsets]] = {}
     """Snapshot id to the marker's offset in each partition: the last messages of this version."""
     topic_id: limits.Line = ""
@@ -372,27 +360,6 @@ class Promotion(Struct, frozen=True):
     """What it published until then, likewise."""
 
 
-class Backfill(Struct, frozen=True):
-    """Columns that a migration added, and that have got their values for what the stage had read before it."""
-
-    version: limits.Version
-    """The version that brought them in. It rewrote every SST, and no row's `_seq`."""
-    since: limits.Version
-    """The version of the migration."""
-    columns: Annotated[tuple[limits.Seq, ...], limits.COLUMNS]
-    """Their ids, internal ones included."""
-    app: limits.Name
-    """The app that computed the values, in its stage of the same name. Only a batch under way then needs it later."""
-    at: limits.Version
-    """The version of that stage which has them."""
-    writer: limits.Line
-    """Who committed that version: under the same name and number there may be another one since."""
-    starts: dict[limits.Topic, limits.Offsets] = {}
-    """From where on the values are complete: by user's topic as declared, the first offset that was read."""
-    whole: bool = False
-    """Whether the stage itself began there, so that nothing is missing."""
-
-
 class Followed(Struct, frozen=True):
     """How far a version has come of a query of Spark's, whose state its tables are."""
 
@@ -464,8 +431,6 @@ class Manifest(Struct, frozen=True):
     """None of a stage that knows no event time."""
     lineage: dict[limits.Line, Lineage] = {}
     """Of the table's key under `""`, of channels under their names; by all programs that the stage was run with."""
-    backfills: Annotated[tuple[Backfill, ...], limits.COLUMNS] = ()
-    """What was brought into the table, oldest first. Versions that differ here share no rows, whatever their `_seq`."""
     rewinds: Annotated[tuple[Rewind, ...], limits.RENAMES] = ()
     """All that were made of the stage up to this version, oldest first."""
     edited: limits.Own[Edit | None] = None
@@ -529,24 +494,29 @@ class Manifest(Struct, frozen=True):
         return tuple(one for one in reversed([*found, range(after + 1, up_to + 1)]) if one)
 
     @property
-    def may_change_rows(self) -> bool:
-        """Whether the table may hold other rows than at the version before, beside those that expire with time."""
-        return self.kind not in ("claim", "compaction", "rescale", "retire", "promote", "demote", "forget", "reset")
-
-    @property
-    def begins_with_rows(self) -> bool:
-        """Whether the stage's history begins here, with a table that no batch made: of a clone or an init."""
-        return self.kind in ("clone", "init")
+    def traits(self) -> Traits:
+        """What its kind is, and what follows from that."""
+        return KINDS[self.kind]
 
     @property
     def begins(self) -> bool:
         """Whether the stage's history begins here under a number above 1: of a clone, or a stage renamed."""
-        return self.kind in ("clone", "rename")
+        return bool(self.traits.begins)
 
     @property
     def retired(self) -> bool:
         """Whether cuts, snapshots and lag leave the stage out. Only a claim may follow, which brings it back."""
-        return self.kind == "retire"
+        return self.traits.retires
+
+    @property
+    def former_name(self) -> str:
+        """The stage's name before this version, which gave it another one; empty for any other version."""
+        return self.formerly[-1].stage if self.traits.begins == "renamed" else ""
+
+    @property
+    def has_read(self) -> bool:
+        """Whether it is a batch that read records, and not only markers."""
+        return self.traits.reads_records and any(read.rows for read in self.inputs.values())
 
 
 class Origin(Struct, frozen=True):
@@ -558,7 +528,7 @@ class Origin(Struct, frozen=True):
     snapshot: limits.NameOrNone
     """Name of the pinned snapshot in the source app; empty where nothing is shared with that."""
     cut: dict[limits.Name, limits.Version]
-    """Source version of each stage."""
+    """Source version of each stage; empty of a clone that began without state."""
     topics: dict[limits.Topic, limits.Topic] = {}
     """User topics read under another name: source name to this app's name."""
     sinks: dict[limits.Topic, limits.Topic] = {}
@@ -570,6 +540,11 @@ class Origin(Struct, frozen=True):
     def deep(self) -> bool:
         """Whether it has everything for itself."""
         return not self.root
+
+    @property
+    def empty(self) -> bool:
+        """True of a clone that began without state, to read all topics from the beginning."""
+        return not self.cut
 
 
 class AppInfo(Struct, frozen=True):

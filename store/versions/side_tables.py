@@ -65,7 +65,7 @@ def side_manifests(manifest: Manifest) -> tuple[Manifest, ...]:
     """The tables beside the stage's own, each as a version that has it as its table."""
     if not manifest.side_tables:
         return ()
-    only = asdict(manifest) | {"clock_ms": 0, "side_tables": {}, "backfills": (), "beside": stage_of(manifest)}
+    only = asdict(manifest) | {"clock_ms": 0, "side_tables": {}, "beside": stage_of(manifest)}
     return tuple(
         SideManifest(
             **only | {"stage": table_name(manifest.stage, name), "name": name, "table": each.table, "ssts": each.ssts}

@@ -1,13 +1,13 @@
-"""An app for tests whose tables get columns, most of which can be computed over the past.
+"""An app for tests whose tables get columns.
 
-entries   reads the topic, JSON
+entries   reads the topic, JSON; publishes all of it
   | by-branch
 branches  (aggregate)
   | changes
 changes   (aggregate) of what a stage with state sends
 
 latest    (upsert) reads the topic, too
-accounts  (update) likewise; what its columns would have had, only its function could tell
+accounts  (update) likewise
 """
 
 import os
@@ -30,7 +30,10 @@ def parsed(raw: DataFrame) -> DataFrame:
 
 @app.stage(
     reads=sw.topic(os.environ.get("LEDGER_TOPIC", "ledger")),
-    writes=sw.repartition("by-branch", key="branch", partitions=2),
+    writes=[
+        sw.repartition("by-branch", key="branch", partitions=2),
+        sw.sink(os.environ.get("CHANGED_TOPIC", "changed"), key="account"),
+    ],
 )
 def entries(raw: DataFrame) -> DataFrame:
     return parsed(raw).where("branch is not null")
@@ -50,7 +53,7 @@ ADDED = {
     reads="by-branch",
     writes=sw.repartition("changes", key="branch", partitions=2),
     state=sw.aggregate(**TOTALS, **(ADDED if MORE else {})),
-    table=sw.table(partitions=2, defaults={"entries": 0} if MORE else None),
+    table=sw.table(partitions=2),
 )
 def branches(rows: DataFrame) -> DataFrame:
     return rows

@@ -8,7 +8,6 @@ counts  (aggregate) of what the kind emits
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +26,6 @@ class TopK(Kind, frozen=True, tag="top_k"):
     by: str
     k: int
     at: str
-    past: ClassVar = ""
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
         schema = only(rows, "TopK(...)")

@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 import pytest
 from slackwater.cli.main import app
 from slackwater.client.app import StoredApp
-from slackwater.client.declared.questions import DiffOptions, ScanOptions, SearchOptions
+from slackwater.client.declared.questions import DiffOptions, SearchOptions, WrongOptions
 from slackwater.client.moment import Moment
 from slackwater.client.remote import ServedApp, ServedMoment
 from slackwater.common.parameters import parameters_of
@@ -36,7 +36,7 @@ def test_a_declared_parameter_is_everywhere(question: str) -> None:
 
 def test_a_declared_parameter_is_an_option() -> None:
     root: Any = get_command(app)
-    for question, declaration in (("diff", DiffOptions), ("bisect", ScanOptions)):
+    for question, declaration in (("diff", DiffOptions), ("bisect", WrongOptions)):
         options = {name for param in root.get_command(None, question).params for name in param.opts}
         assert {f"--{name}" for name in get_type_hints(declaration)} <= options
 

@@ -1,14 +1,13 @@
-"""A changed program goes on with what is stored, and what it adds is computed over the past, on the real thing."""
+"""A changed program goes on with what is stored, or runs from the beginning and takes over, on the real thing."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
+import json
+from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import duckdb
 import pytest
-import slackwater as sw
 from slackwater.errors import Fenced, Refused
-from slackwater.operations.program_changes.backfill import Backfilled, backfill_file
 from slackwater.operations.program_changes.program import migrate_file
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.run.options import Options
@@ -16,7 +15,8 @@ from slackwater.snapshot.change.migrate import Migrated, lines
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps, history
 
-from tests.support.running import APPS, Ledger, eventually
+from tests.pipeline.publish.reader import committed
+from tests.support.running import APPS, Ledger
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
@@ -26,11 +26,8 @@ COUNTS = {
     "arg_min(account, seq) opened_by, arg_max(account, seq) touched_by, count(amount) entries FROM raw GROUP BY branch",
     "latest": "SELECT account, max(seq) seq, arg_max(amount, seq) amount, arg_max(branch, seq) branch FROM raw "
     "GROUP BY account",
-    "accounts": "SELECT account, count(*) n FROM raw GROUP BY account",
+    "accounts": "SELECT account, count(*) n, sum(amount * amount)::BIGINT squares FROM raw GROUP BY account",
 }
-
-WHOLE = {"branches": (1_000, True), "latest": (1_000, True)}
-"""Columns that are merged, of what was read before the migration."""
 
 
 def migrate(
@@ -123,84 +120,35 @@ def check(ledger: Ledger, since: str, count: int, accounts_are: str = "accounts"
     assert max(accounts["newest"].to_pylist()) == ledger.sent - 1
 
 
-def backfill(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Backfilled:
-    monkeypatch.setenv("LEDGER_TOPIC", ledger.topic)
-    monkeypatch.setenv("LEDGER_VARIANT", "more")
-    options = Options(
-        store=ledger.store, kafka=ledger.kafka.properties, patience_s=30, cache_folder=ledger.folder / "sst"
-    )
-    return backfill_file(str(ledger.program), app=ledger.app, options=options, renames={})
-
-
-@pytest.mark.ci  # the law is operations/program_changes/test_backfill_law.py
-def test_columns_get_their_past(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger(kafka.bootstrap, tmp_path, program=APPS / "counts.py")
-    store = open_store(ledger.store)
-    ledger.send(1_000)
-    ledger.catch_up()
-    before = {stage: history.head(store, ledger.app, stage) for stage in history.list_stages(store, ledger.app)}
-    monkeypatch.setenv("LEDGER_VARIANT", "more")
-    told: list[str] = []
-    with sw.open(ledger.store, kafka.bootstrap) as client:
-        looked = client.app(ledger.app).backfill(ledger.program, dry_run=True, on_progress=told.append)
-    assert "starting Spark" in told
-    assert {stage: history.head(store, ledger.app, stage) for stage in before} == before
-    sent = sum(ledger.table("changes")["updates"].to_pylist())
-    found = {each.target.stage: (each.records, each.whole) for each in looked.filled}
-    assert found == WHOLE | {"changes": (sent, True)}
-    (left,) = looked.left
-    assert (left.stage, left.columns) == ("accounts", ("squares",))
-    assert "only a function of the program could tell" in left.why
-
-    # The migration alone; its rows count on from there.
-    migrate(ledger, "more", monkeypatch, {})
-    ledger.send(500)
-    ledger.catch_up(variant="more")
-    done = backfill(ledger, monkeypatch)
-    found = {each.target.stage: (each.records, each.whole) for each in done.filled}
-    # Of a stage with state, what it sent then is read.
-    assert found == WHOLE | {"changes": (sent, True)}
-    assert [each.stage for each in done.left] == ["accounts"]
-    check_counts(ledger)
-    again = backfill(ledger, monkeypatch)
-    assert (again.filled, again.left) == ((), done.left)
-    kinds = {history.read(store, ledger.app, each.target.stage, each.version).kind for each in done.filled}
-    assert kinds == {"backfill"}
-    assert apps.list_apps(store) == (ledger.app,)
-
-
-@pytest.mark.soak
-def test_columns_get_their_past_while_the_app_runs(
+def test_run_from_the_beginning_and_promoted_new_columns_have_the_past(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger = Ledger(kafka.bootstrap, tmp_path, program=APPS / "counts.py")
-    store = open_store(ledger.store)
-    ledger.send(1_000)
-    ledger.catch_up()
-    migrate(ledger, "more", monkeypatch, {})
-    ledger.variant = "more"
-    with ledger.running() as running, ThreadPoolExecutor(1) as threads, ledger.fed():
-        running.await_commit("branches")
-        # Nobody would read what it tells, and it would stand still.
-        enough = threading.Event()
-        reading = threads.submit(lambda: [running.await_commit() for _ in iter(enough.is_set, True)])
-        done = backfill(ledger, monkeypatch)
-        found = {each.target.stage: (each.records, each.whole) for each in done.filled}
-        assert found.pop("changes")[1]
-        assert found == WHOLE
-        after = {each.target.stage: each.version for each in done.filled}
-        eventually(
-            lambda: all(history.head(store, ledger.app, stage).version > at + 1 for stage, at in after.items()),
-            "batches after the swap",
-        )
-        assert running.process.poll() is None
-        enough.set()
-        reading.result()
-        assert running.interrupt()[0] == 0
-    ledger.catch_up(variant="more")
-    check_counts(ledger)
-    ledger.verify(ledger.app)
-    assert apps.list_apps(store) == (ledger.app,)
+    """Also those that only a function of the program could tell; and each row is published once."""
+    changed = f"changed-{uuid4().hex[:8]}"
+    monkeypatch.setenv("CHANGED_TOPIC", changed)
+    old = Ledger(kafka.bootstrap, tmp_path, program=APPS / "counts.py")
+    old.kafka.create_topics({changed: 1})
+    old.send(700)
+    old.catch_up()
+    old.slackwater("clone", old.app, f"{old.app}-next", "--empty")
+    new = replace(old, app=f"{old.app}-next")
+    new.catch_up(variant="more")
+    # Both go on: the old one publishes, and the new one is silent.
+    old.send(300)
+    old.catch_up()
+    new.sent = old.sent
+    new.catch_up(variant="more")
+    done = json.loads(old.slackwater("promote", new.app, "--over", old.app, "--json").stdout)
+    assert [sink["sink"] for sink in done["sinks"]] == [changed]
+    store = open_store(old.store)
+    assert apps.folder_of(store, old.app) == new.app
+    # Under its name, the app goes on with the changed program.
+    old.send(100)
+    old.catch_up(variant="more")
+    check_counts(new)
+    new.verify(new.app)
+    published = [json.loads(message.value() or b"")["seq"] for message in committed(old.kafka, changed)]
+    assert sorted(published) == list(range(old.sent))
 
 
 def check_counts(ledger: Ledger) -> None:

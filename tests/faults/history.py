@@ -13,6 +13,7 @@ import pyarrow as pa
 from confluent_kafka import Message, Producer
 from slackwater.cli import main
 from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.listener import Listener
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
@@ -122,7 +123,7 @@ class History:
             cache_folder=self.folder / "cache" / "sst",
             gc_every_ms=None,
         )
-        run(load_app(str(file), name=self.app), options, lambda _commit: None)
+        run(load_app(str(file), name=self.app), options, Listener())
         self.ran.append(file)
 
     def verb(self, *words: str) -> tuple[int, str, str]:

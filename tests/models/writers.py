@@ -14,7 +14,8 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import expiry, ttl
 from slackwater.store.versions.commit import successor
-from slackwater.store.versions.manifest import Manifest, Table, VersionKind
+from slackwater.store.versions.kinds import VersionKind
+from slackwater.store.versions.manifest import Manifest, Table
 
 from tests.support.collecting import AgingStore, fresh
 from tests.support.manifests import claim

@@ -12,7 +12,7 @@ from tests.support.histories import Flight, FlightsApp, Kafka, Message
 
 
 class FailoverKafka(Kafka):
-    """A `recover_plan.Recoverable` and `kafka_state.KafkaReader`. Its records have no times."""
+    """A `kafka_topics.Topics`. Its records have no times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,19 +23,15 @@ class FailoverKafka(Kafka):
         at, messages = range(max(0, offset - count), offset), self.topics[topic][partition]
         return tuple(Anchor(each, 0, f"{zlib.crc32(repr(messages[each].flights).encode()):032x}") for each in at)
 
-    def bounds(self, topic: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        ends, starts = self.ends(topic), self.starts(topic)
-        return None if ends is None or starts is None else (starts, ends)
-
-    def records(self, topic: str, partition: int, start: int, end: int) -> Iterator[Anchor]:
+    def anchors(self, topic: str, partition: int, start: int, end: int) -> Iterator[Anchor]:
         return iter(self.before(topic, partition, end, end - start))
 
     def syncs(self, alias: str, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
         return self.mirrored.get(f"{alias}.{topic}", {})
 
-    def internal(self, topic: str) -> int:
+    def internal(self, topic: str) -> tuple[int, str]:
         self.create(topic, 1)
-        return len(self.topics[topic][0])
+        return len(self.topics[topic][0]), self.topic_id(topic)
 
     def copy(
         self, in_flight: InFlight, topic: str, app: str, kept: Iterator[pa.Table] | None = None

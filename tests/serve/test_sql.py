@@ -21,7 +21,9 @@ from tests.support.running import eventually
 from .conftest import FAST, Ask, made
 
 QUERY = "/apps/flights/at/now/query"
-TIGHT = ServeOptions(every_s=0.05, sql_s=1.0, sql_memory_mb=128, sql_rows=100, sql_processes=1)
+TIGHT = ServeOptions(every_s=0.05, sql_s=30.0, sql_memory_mb=128, sql_rows=100, sql_processes=1)
+"""In memory and rows, not in time: a machine that does other work makes an ordinary statement take seconds."""
+HASTY = replace(TIGHT, sql_s=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,14 @@ def tight(written: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iter
     from .conftest import serving
 
     with serving(written.store.url, tmp_path_factory.mktemp("cache"), options=TIGHT) as url:
+        yield Ask(url)
+
+
+@pytest.fixture(scope="module")
+def hasty(written: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+    from .conftest import serving
+
+    with serving(written.store.url, tmp_path_factory.mktemp("cache"), options=HASTY) as url:
         yield Ask(url)
 
 
@@ -74,12 +84,13 @@ def test_rows_beyond_what_is_given_are_cut_off_and_that_is_said(tight: Ask) -> N
         "WITH RECURSIVE t AS (SELECT 1 AS a UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t",
     ],
 )
-def test_what_takes_too_long_is_stopped(tight: Ask, sql: str) -> None:
+def test_what_takes_too_long_is_stopped(hasty: Ask, sql: str) -> None:
     began_s = time.monotonic()
-    found = tight(QUERY, sql=sql)
-    assert (found.status, found.json["error"]) == (413, "TooMuch")
-    assert time.monotonic() - began_s < 10
-    assert tight(QUERY, sql="SELECT 1").status == 200
+    answer = hasty(QUERY, sql=sql)
+    assert (answer.status, answer.json["error"]) == (413, "TooMuch")
+    assert "more than 1 s" in answer.json["message"]
+    assert time.monotonic() - began_s < 20
+    eventually(lambda: hasty(QUERY, sql="SELECT 1").status == 200, "SQL after a statement that took too long", 20)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +120,11 @@ ORDINARY = ("FROM carriers", "SUMMARIZE carriers", "SHOW TABLES", "SELECT count(
 @pytest.mark.parametrize("hog", HOGS)
 def test_whatever_ran_out_of_memory_leaves_sql_to_everybody(tight: Ask, hog: str) -> None:
     for _ in range(3):
-        found = tight(QUERY, sql=hog)
-        assert (found.status, found.json["error"]) == (413, "TooMuch")
-        assert [tight(QUERY, sql=each).status for each in ORDINARY] == [200] * len(ORDINARY)
+        answer = tight(QUERY, sql=hog)
+        assert (answer.status, answer.json["error"]) == (413, "TooMuch")
+        assert "memory" in answer.json["message"]
+        answers = [tight(QUERY, sql=statement) for statement in ORDINARY]
+        assert [answer.status for answer in answers] == [200] * len(ORDINARY), [answer.json for answer in answers]
 
 
 def test_a_process_that_is_killed_while_it_has_nothing_to_do_is_replaced(own: Callable[..., Ask]) -> None:

@@ -77,7 +77,7 @@ class Message:
 
 
 class Logs:
-    """Topics in memory. Does what capturing and verifying ask of Kafka (`Rereader`)."""
+    """Topics in memory. Does what capturing and verifying ask of Kafka (`Topics`)."""
 
     def __init__(self) -> None:
         self.topics = {channel: tuple([] for _ in range(PARTITIONS[channel])) for channel in SENDER}

@@ -15,7 +15,8 @@ from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Output, Span, VersionKind
+from slackwater.store.versions.kinds import VersionKind
+from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Output, Span
 
 CHANNELS = {"left": "by-left", "right": "by-right"}
 PARTITIONS = 2
@@ -36,7 +37,7 @@ class Topics:
         return tuple(map(len, self._partitions(topic)))
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
-        """See `ChannelReader`."""
+        """See `Topics`."""
         self._ask()
         if self.expired:
             raise Refused(f"offsets of {in_flight.topic} are gone from Kafka")
@@ -47,7 +48,7 @@ class Topics:
                     yield records(partition, offset, rows)
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
-        """See `Rereader`."""
+        """See `Topics`."""
         self._ask()
         messages = self._partitions(topic)[partition]
         if self.expired or offset >= len(messages):

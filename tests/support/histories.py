@@ -29,11 +29,11 @@ from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import writer
-from slackwater.store.sst.hashing import hash_keys, partition_of
+from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.types import PUT, TOMBSTONE, sst_schema
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
+from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table, VersionKind
 
 from tests.support.manifests import LINEAGE, claim
 from tests.support.state_rows import decoded
@@ -163,7 +163,7 @@ class Kafka:
         self.groups[f"{app}/{stage}"] = dict(positions)
 
     def read(self, in_flight: InFlight) -> Iterator[pa.Table]:
-        """As `snapshot.take.capture.ChannelReader`."""
+        """As `snapshot.take.Topics`."""
         for partition, (start, end) in enumerate(zip(in_flight.starts, in_flight.ends, strict=True)):
             for offset in range(start, end):
                 message = self.topics[in_flight.topic][partition][offset]
@@ -260,16 +260,7 @@ class FlightsApp:
     def step(self, stage: str, *, max_versions: int = 1_000_000, max_records: int = 1_000_000) -> Manifest:
         """One micro-batch: read what is there, up to a marker and within the limits, and commit."""
         head = self.heads[stage]
-        now_ms = self.clock.tick(stage)
-        draft = successor(
-            head,
-            kind="batch",
-            epoch=head.epoch,
-            writer=head.writer,
-            by="test:1",
-            now_ms=now_ms,
-            duration_ms=85,
-        )
+        draft = replace(self._next(stage), duration_ms=85)
         requests = {request.id for request in open_requests(self.store, self.name)}
         recorded = {id_: version for id_, version in head.recorded.items() if id_ in requests}
         if self.role(stage) == "legs":
@@ -288,6 +279,11 @@ class FlightsApp:
         )
         return self.commit(manifest)
 
+    def _next(self, stage: str, kind: VersionKind = "batch") -> Manifest:
+        """The next version of a stage, as its writer begins it."""
+        head, now_ms = self.heads[stage], self.clock.tick(stage)
+        return successor(head, kind=kind, epoch=head.epoch, writer=head.writer, by="test:1", now_ms=now_ms)
+
     def commit(self, manifest: Manifest) -> Manifest:
         if (onto := self.overtaken.pop(manifest.stage, None)) is not None:
             manifest = rebase(self.heads[manifest.stage], manifest, onto)
@@ -298,14 +294,7 @@ class FlightsApp:
     def compact(self, stage: str) -> Manifest:
         """Merge all SSTs of each partition into one."""
         head = self.heads[stage]
-        draft = successor(
-            head,
-            kind="compaction",
-            epoch=head.epoch,
-            writer=head.writer,
-            by="test:1",
-            now_ms=self.clock.tick(stage),
-        )
+        draft = self._next(stage, "compaction")
         table = self.table(stage)
         newest: dict[str, dict[str, Any]] = {}
         for run in head.ssts:
@@ -340,14 +329,7 @@ class FlightsApp:
     def delete(self, stage: str, *names: str) -> Manifest:
         """Commit a version that deletes these keys."""
         head = self.heads[stage]
-        draft = successor(
-            head,
-            kind="batch",
-            epoch=head.epoch,
-            writer=head.writer,
-            by="test:1",
-            now_ms=self.clock.tick(stage),
-        )
+        draft = self._next(stage)
         for name in names:
             del self.state[stage][name]
         columns = {column.name: np.zeros(len(names), np.int64) for column in TOTALS}
@@ -360,14 +342,7 @@ class FlightsApp:
     def load(self, stage: str, num_keys: int) -> Manifest:
         """Commit a version with that many more keys, written at once; they are not in `state`."""
         head = self.heads[stage]
-        draft = successor(
-            head,
-            kind="batch",
-            epoch=head.epoch,
-            writer=head.writer,
-            by="test:1",
-            now_ms=self.clock.tick(stage),
-        )
+        draft = self._next(stage)
         numbers = np.arange(num_keys, dtype=np.int64)
         names = pc.binary_join_element_wise("K", pa.array(numbers).cast(pa.string()), "")
         columns = {"flights": np.ones_like(numbers), "delay": numbers, "_squares": numbers}
@@ -552,20 +527,7 @@ def write_parts(
     cache: SstCache | None = None,
 ) -> list[Sst]:
     """One SST for each state partition that has rows."""
-    partitions = partition_of(rows["_hash"].to_numpy(), table.partitions)
-    return [
-        writer.write(
-            store,
-            cache,
-            app=app,
-            stage=stage,
-            table=table,
-            partition=partition,
-            rows=rows.filter(pa.array(partitions == partition)),
-            level=level,
-        )
-        for partition in np.unique(partitions).tolist()
-    ]
+    return [*writer.write_partitions(store, cache, app=app, stage=stage, table=table, rows=rows, level=level)]
 
 
 def rows_of(store: ObjectStore, manifest: Manifest) -> dict[str, Totals]:

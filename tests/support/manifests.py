@@ -11,9 +11,9 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import keys
 from slackwater.store.versions.amend import Amendment, amend
 from slackwater.store.versions.column_types import FieldSource, Lineage
+from slackwater.store.versions.kinds import VersionKind
 from slackwater.store.versions.manifest import (
     AppInfo,
-    Backfill,
     Column,
     Followed,
     Former,
@@ -25,7 +25,6 @@ from slackwater.store.versions.manifest import (
     SideTable,
     Sst,
     Table,
-    VersionKind,
 )
 
 
@@ -107,7 +106,6 @@ def _that_can_be(value: Manifest) -> Manifest:
         side_tables={name: _side_table(each, value.stage, version) for name, each in value.side_tables.items()},
         called=value.called if value.kind == "retire" else "",
         formerly=_formerly(value),
-        backfills=tuple(_backfill(each, value) for each in value.backfills if version > 1),
         rewinds=_rewinds(value),
         attached=_attached(value.attached),
         adopted=_attached(value.adopted),
@@ -116,16 +114,6 @@ def _that_can_be(value: Manifest) -> Manifest:
 
 def _attached(value: Followed | None) -> Followed | None:
     return replace(value, batches=min(value.batches, value.next_batch)) if value is not None else None
-
-
-def _backfill(value: Backfill, of: Manifest) -> Backfill:
-    at = max(2, min(value.version, of.version))
-    return replace(
-        value,
-        version=at,
-        since=min(value.since, at - 1),
-        app=f"b{value.app[:60]}" if value.app == of.app else value.app,
-    )
 
 
 def _side_table(table: SideTable, stage: str, version: int) -> SideTable:

@@ -27,6 +27,7 @@ from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka
+from slackwater.pipeline.listener import Callbacks, Listener
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
@@ -47,6 +48,8 @@ SLACKWATER = Path(sys.executable).parent / "slackwater"
 TWO_STAGES = ("--stage", "entries", "--stage", "accounts")
 """Of the ledger, one that reads a topic and one with state behind it: each stage more slows the others down."""
 PATIENCE_S = 120.0
+UNCOMPILED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Settings of Spark for a few rows: to compile a query takes longer than to interpret it."""
 SHORT_LIVED = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={tempfile.gettempdir()}"
 """For a JVM that runs half a minute: what its second compiler costs never comes back. It does not heed TMPDIR.
 
@@ -202,7 +205,7 @@ class Ledger:
     ) -> None:
         """Run the app until nothing is left to read, in this process, on the Spark session that runs here."""
         options = replace(self._options(stages, max_records), until_caught_up=True, accept_loss=accept_loss)
-        run(self._loaded(variant), options, lambda _commit: None)
+        run(self._loaded(variant), options, Listener())
 
     @contextmanager
     def running_here(self, *stages: str, max_records: int | None = None) -> Iterator[Callable[..., BatchReport]]:
@@ -215,7 +218,7 @@ class Ledger:
         def work() -> None:
             try:
                 with suppress(StopRequested):
-                    run(app, options, commits.put, stop=stop)
+                    run(app, options, Callbacks(committed=commits.put), stop=stop)
             finally:
                 commits.put(None)
 

@@ -17,7 +17,7 @@ from slackwater.store.read.multi_get import multi_get
 from slackwater.store.read.open_rows import OpenRows
 from slackwater.store.sst import expiry, writer
 from slackwater.store.sst.arrow_types import python_rows
-from slackwater.store.sst.hashing import hash_keys, normalise_keys, partition_of
+from slackwater.store.sst.hashing import hash_keys, normalise_keys
 from slackwater.store.sst.types import arrow_schema
 from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
 
@@ -90,19 +90,7 @@ def write_version(
     rows = expiry.with_expiry(state_rows(table, changes, seq, hashes), table, clock_ms)
     if base is not None:
         rows = with_prev(store, table, rows, base)
-    partitions = partition_of(rows["_hash"].to_numpy(), table.partitions)
-    return tuple(
-        writer.write(
-            store,
-            cache,
-            app=app,
-            stage=stage,
-            table=table,
-            partition=partition,
-            rows=rows.filter(pa.array(partitions == partition)),
-        )
-        for partition in np.unique(partitions).tolist()
-    )
+    return writer.write_partitions(store, cache, app=app, stage=stage, table=table, rows=rows)
 
 
 def with_prev(store: ObjectStore, table: Table, rows: pa.Table, base: Sequence[Sst]) -> pa.Table:

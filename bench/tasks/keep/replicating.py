@@ -22,13 +22,13 @@ from statistics import median
 
 import duckdb
 from msgspec.structs import replace
-from slackwater.operations.disaster_recovery.copier import WORKERS
 from slackwater.operations.disaster_recovery.replicate import Replicator
 from slackwater.operations.exchange.initialise import initialise
 from slackwater.snapshot.query.row_source import RowSource
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.read.copier import WORKERS
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest

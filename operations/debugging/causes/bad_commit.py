@@ -26,8 +26,6 @@ from .other_batches import upon_rows_of
 
 _LOOKED_AT = 16
 """Versions after the bad one among which the next batches are looked for."""
-_ENDS = ("edit", "rewind", "migration", "backfill", "forget", "retire", "rename", "reset")
-"""Kinds of versions upon which no batch is replayed from before."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +78,9 @@ class BadCommit:
         store, before, count = self.program.store, manifest, 0
         later = history.after(store, self.verdict.app, self.commit.stage, self.commit.version)
         for after in islice(later, _LOOKED_AT):
-            if after.kind in _ENDS or count == batches:
+            if after.traits.ends_replays or count == batches:
                 break
-            if after.kind != "batch":
+            if not after.traits.reads_records:
                 continue
             count += 1
             replay = StageReplay.of(self.program, after)

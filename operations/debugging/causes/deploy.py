@@ -154,7 +154,7 @@ def _earlier(bad: BadCommit, change: ProgramChange, keys: pa.Table | None) -> It
     head = history.find(store, commit.app, commit.stage, last)
     if head is None:
         return
-    batches = (each for each in islice(history.backwards(store, head), 64) if each.kind == "batch" and _read(each))
+    batches = (each for each in islice(history.backwards(store, head), 64) if each.has_read)
     seen = set[int]()
     for each in islice(batches, NEAREST):
         seen.add(each.version)
@@ -168,14 +168,10 @@ def _earlier(bad: BadCommit, change: ProgramChange, keys: pa.Table | None) -> It
             return
         version = int(seqs.max())
         writer = history.find(store, commit.app, commit.stage, version)
-        if writer is not None and writer.kind == "batch" and version not in seen:
+        if writer is not None and writer.traits.reads_records and version not in seen:
             seen.add(version)
             yield writer
         at = history.find(store, commit.app, commit.stage, version - 1)
-
-
-def _read(manifest: Manifest) -> bool:
-    return any(read.rows for read in manifest.inputs.values())
 
 
 def _seqs(bad: BadCommit, manifest: Manifest, keys: pa.Table) -> Numbers:

@@ -67,4 +67,4 @@ def of_edit(bad: BadCommit, guilty: Guilty) -> Cause | None:
 def _edit(bad: BadCommit, stage: str, seq: int) -> Manifest | None:
     """The edit that wrote rows of a `_seq`; None where a batch did."""
     found = history.find(bad.program.store, bad.verdict.app, stage, seq) if seq else None
-    return found if found is not None and found.kind == "edit" and found.row_seq == seq else None
+    return found if found is not None and found.edited is not None and found.row_seq == seq else None

@@ -8,27 +8,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
-from ....errors import Refused
 from ....pipeline.api.topic import Repartition
+from ....snapshot.diff.candidates import changed_keys
 from ....snapshot.diff.equality import Flags, in_order, unlike
 from ....snapshot.diff.key_changes import KeyChanges
-from ....store.read.multi_get import LookUps
-from ....store.sst.hashing import hash_keys, normalise_keys, sort_keys
+from ....store.sst.hashing import hash_keys, normalise_keys
 from ....store.sst.ttl import BEFORE_ALL_MS
-from ....store.sst.types import HASH
-from ....store.versions.manifest import is_internal
+from ..replay.compare import UnlikeRows, as_sent
 from ..replay.stage_replay import StageReplay
 from .outcomes import RunOutcome
-
-
-@dataclass(frozen=True, slots=True)
-class SentDifference:
-    """Rows of one output that differ."""
-
-    first: pa.Table
-    """Those that only the first run sends, or more often."""
-    second: pa.Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +27,7 @@ class Differences:
 
     keys: KeyChanges | None = None
     """The keys whose rows differ, with their rows after the first run and after the second; None where none do."""
-    sent: dict[str, SentDifference] = field(default_factory=dict)
+    sent: dict[str, UnlikeRows] = field(default_factory=dict)
     """By output, where rows differ."""
     failed: str = ""
     """Why the second run failed, where it did."""
@@ -60,72 +50,53 @@ def differences(replay: StageReplay, first: RunOutcome, second: RunOutcome) -> D
         keys = _keys(replay, first, second, largest)
     sent = {}
     for name in first.sent.keys() & second.sent.keys():
-        different = _sent(replay, name, first.sent[name], second.sent[name], largest)
-        if different.first.num_rows or different.second.num_rows:
+        if different := _sent(replay, name, first.sent[name], second.sent[name], largest):
             sent[name] = different
     return Differences(keys or None, dict(sorted(sent.items())))
 
 
 def _keys(replay: StageReplay, first: RunOutcome, second: RunOutcome, largest: float) -> KeyChanges | None:
     every = pa.concat_tables([one.keys for one in (first, second) if one.keys is not None])
-    order, repeats = sort_keys(every[HASH].to_numpy(), every.drop_columns([HASH]))
-    every = every.take(pa.array(order[~repeats]))
-    keys = every.drop_columns([HASH])
+    # What has expired by now, was there when the batch had merged it.
+    before, after = (
+        replace(replay.after, table=replay.table, ssts=one.ssts, clock_ms=BEFORE_ALL_MS) for one in (first, second)
+    )
+    found = changed_keys(replay.program.store, replay.program.cache, before, after, every)
+    assert found is not None  # noqa: S101  it has a table
     state = replay.stage.state
-    sides, there = [], []
-    for one in (first, second):
-        # What has expired by now, was there when the batch had merged it.
-        stored = LookUps(replay.program.store, replay.program.cache, replay.table, one.ssts, BEFORE_ALL_MS)
-        values, present, _ = stored.of_keys(every[HASH].to_numpy(), keys)
-        values = values.select([name for name in values.column_names if not is_internal(name)])
-        sides.append(in_order(values) if state is not None and state.in_any_order else values)
-        there.append(present)
+    arranged = in_order if state is not None and state.in_any_order else lambda rows: rows
     rows = [
-        pa.Table.from_arrays([*keys.columns, *side.columns, pa.array(is_there)], names=_names(keys, side))
-        for side, is_there in zip(sides, there, strict=True)
+        pa.Table.from_arrays([*found.keys.columns, *arranged(side).columns, pa.array(there)], names=_names(found))
+        for side, there in ((found.before, found.was), (found.after, found.is_there))
     ]
-    different = np.flatnonzero(unlike(rows[0], rows[1], largest)[0])
-    found = KeyChanges.between(keys, *sides, *there).take(different).changed()
+    found = found.take(np.flatnonzero(unlike(rows[0], rows[1], largest)[0])).changed()
     return found.in_order() if len(found) else None
 
 
-def _names(keys: pa.Table, values: pa.Table) -> list[str]:
-    return [str(at) for at in range(keys.num_columns + values.num_columns + 1)]
+def _names(found: KeyChanges) -> list[str]:
+    return [str(at) for at in range(found.keys.num_columns + found.before.num_columns + 1)]
 
 
 def _sent(
     replay: StageReplay, name: str, first: Sequence[pa.Table], second: Sequence[pa.Table], largest: float
-) -> SentDifference:
+) -> UnlikeRows:
     ours = pa.concat_tables(first)
-    batches = [_as(ours.schema, each) for each in second]
+    batches = [as_sent(each, ours.schema, name) for each in second]
     theirs, state = pa.concat_tables(batches), replay.stage.state
-    nothing = SentDifference(ours.slice(0, 0), ours.slice(0, 0))
     late = replay.stage.late
     is_by_batch = state is not None and len(batches) > 1 and (late is None or late.name != name)
     if state is not None and is_by_batch and state.emission == "table":
-        return nothing
-    mine, others = unlike(ours, theirs, largest)
-    if not mine.any() and not others.any():
-        return nothing
-    if state is not None and is_by_batch and state.emission == "function":
+        return UnlikeRows(ours.slice(0, 0), ours.slice(0, 0))
+    found = UnlikeRows.of(ours, theirs, largest)
+    if found and state is not None and is_by_batch and state.emission == "function":
         output = next(one for one in replay.stage.writes if one.name == name)
         candidates = [[column.name for column in replay.table.key]]
         candidates += [list(output.key)] if isinstance(output, Repartition) else []
         key = next((names for names in candidates if {*names} <= {*ours.column_names}), [])
         theirs = _of_last_batches(batches, key)
-        mine, others = _of_no_key(ours, theirs, key), unlike(ours, theirs, largest)[1]
-    return SentDifference(ours.filter(pa.array(mine)), theirs.filter(pa.array(others)))
-
-
-def _as(schema: pa.Schema, rows: pa.Table) -> pa.Table:
-    """The rows, with the columns that the other run's have. Raises `Refused` where they have others."""
-    try:
-        return rows.select(schema.names).cast(schema)
-    except (KeyError, pa.ArrowException):
-        raise Refused(
-            f"the program sends columns ({rows.schema.to_string()}), and others were sent ({schema.to_string()})",
-            hint="check the program that ran, or a clone that runs this one",
-        ) from None
+        alone = ours.filter(pa.array(_of_no_key(ours, theirs, key)))
+        return UnlikeRows(alone, UnlikeRows.of(ours, theirs, largest).added)
+    return found
 
 
 def _of_last_batches(batches: Sequence[pa.Table], key: Sequence[str]) -> pa.Table:

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from ....pipeline.spark.clock import stopped
 from ....pipeline.spark.user_errors import as_user_error
-from ....state.failing import RECORD
 from ....state.kinds.kind import Bound, Groups, Merged
 from ....state.step import Step
 from ....store.read.multi_get import LookUps
@@ -25,7 +24,7 @@ from ....store.sst import writer as sst
 from ....store.sst.hashing import partition_of
 from ....store.sst.types import HASH, arrow_schema
 from ....store.versions.manifest import Sst
-from ..replay.compare import SentRows
+from ..replay.compare import SentRows, without_record
 from ..replay.stage_replay import StageReplay
 
 
@@ -73,7 +72,7 @@ def outcome(replay: StageReplay, made: Mapping[str, Sequence[pa.Table]], partiti
     """
     if replay.shape.bound is None:
         return RunOutcome(
-            {one.name: tuple(map(_plain, made.get(one.name, made.get("", ())))) for one in replay.stage.writes}
+            {one.name: tuple(map(without_record, made.get(one.name, made.get("", ())))) for one in replay.stage.writes}
         )
     with as_user_error(f"the state of stage {replay.after.stage!r}"):
         return _Run(replay, partitions, at_ms).of(made[""])
@@ -157,7 +156,3 @@ def largest(tables: Sequence[pa.Table]) -> float:
 
 def _keys(replay: StageReplay) -> pa.Schema:
     return pa.schema([(HASH, pa.int64()), *arrow_schema(replay.table.key)])
-
-
-def _plain(rows: pa.Table) -> pa.Table:
-    return rows.drop_columns([RECORD]) if RECORD in rows.column_names else rows

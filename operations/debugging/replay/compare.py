@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +32,25 @@ class SentRows:
     """In no order that means anything; None where nobody knows any more."""
     unknown: str = ""
     """Why not, then."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnlikeRows:
+    """Rows of one output that only one of two runs sends, or more often than the other."""
+
+    missing: pa.Table
+    """Of the first run."""
+    added: pa.Table
+    """Of the second."""
+
+    @classmethod
+    def of(cls, first: pa.Table, second: pa.Table, largest: float = 0.0) -> Self:
+        """Compare rows of the same columns, in any order, by `snapshot.diff.equality`."""
+        missing, added = unlike(first, second, largest)
+        return cls(first.filter(pa.array(missing)), second.filter(pa.array(added)))
+
+    def __bool__(self) -> bool:
+        return bool(self.missing.num_rows or self.added.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +172,26 @@ def _channel(name: str, committed: SentRows, rows: pa.Table) -> ChannelCompariso
     if committed.rows is None:
         nothing = rows.slice(0, 0)
         return ChannelComparison(name, committed, rows, nothing, nothing)
-    if RECORD in rows.column_names:
-        rows = rows.drop_columns([RECORD])
+    rows = as_sent(rows, committed.rows.schema, name)
+    unlike_rows = UnlikeRows.of(committed.rows, rows)
+    return ChannelComparison(name, committed, rows, unlike_rows.missing, unlike_rows.added)
+
+
+def without_record(rows: pa.Table) -> pa.Table:
+    """Rows of a stage's function without the numbers of their records."""
+    return rows.drop_columns([RECORD]) if RECORD in rows.column_names else rows
+
+
+def as_sent(rows: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
+    """Rows for an output with the columns of the other side. Raises `Refused` where they have others."""
+    rows = without_record(rows)
     try:
-        if set(rows.column_names) != set(committed.rows.column_names):
+        if set(rows.column_names) != set(schema.names):
             raise pa.ArrowInvalid("no cast makes columns")
-        rows = rows.select(committed.rows.column_names).cast(committed.rows.schema)
+        return rows.select(schema.names).cast(schema)
     except pa.ArrowException:
         raise Refused(
             f"the program sends columns ({rows.schema.to_string()}) on {name!r}, and others were sent "
-            f"({committed.rows.schema.to_string()})",
-            hint="replay with a program that sends the same columns",
+            f"({schema.to_string()})",
+            hint="name the program that ran, one that sends the same columns, or a clone that runs this one",
         ) from None
-    missing, added = unlike(committed.rows, rows)
-    lacking, more = committed.rows.filter(pa.array(missing)), rows.filter(pa.array(added))
-    return ChannelComparison(name, committed, rows, lacking, more)

@@ -6,7 +6,7 @@ import copy
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ from ....state.step import Step
 from ....store.read.multi_get import LookUps
 from ....store.sst import ttl
 from ....store.sst import writer as sst
-from ....store.sst.hashing import hash_keys, partition_of
+from ....store.sst.hashing import hash_keys
 from ....store.sst.types import HASH, OP, SEQ, arrow_schema, sst_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest, Table
@@ -77,8 +77,8 @@ class StageReplay:
             NotFound: The version before it was collected, or the program has no such stage.
             Refused: The version is not that of a batch; or the program is not the one that made it.
         """
-        if after.kind != "batch":
-            raise Refused(f"{after.stage}@v{after.version} is a {after.kind}, which reads no records")
+        if not after.traits.reads_records:
+            raise Refused(f"{after.stage}@v{after.version} is {after.traits.noun}, which reads no records")
         before = history.read(program.store, after.app, after.stage, after.version - 1)
         return cls(program, before, after, output)
 
@@ -217,10 +217,9 @@ class StageReplay:
         if new.num_rows:
             new, latest = self.step.with_expiry(new)
             clock_ms = clock_ms if latest is None else max(clock_ms, latest)
-            partitions = partition_of(new["_hash"].to_numpy(), table.partitions)
-            write = partial(sst.write, program.scratch, None, app=self.after.app, stage=self.after.stage, table=table)
-            parts = [(number, new.filter(pa.array(partitions == number))) for number in np.unique(partitions).tolist()]
-            written = [replace(write(partition=n, rows=rows), root=program.scratch.url) for n, rows in parts]
+            app, stage = self.after.app, self.after.stage
+            made = sst.write_partitions(program.scratch, None, app=app, stage=stage, table=table, rows=new)
+            written = [replace(one, root=program.scratch.url) for one in made]
         return replace(self.after, table=table, ssts=(*self.before.ssts, *written), clock_ms=clock_ms)
 
     def merged(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:

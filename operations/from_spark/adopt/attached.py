@@ -53,7 +53,7 @@ class AttachedHistory:
         if any(name not in stored or stored[name].columns != table.columns for name, table in found.items()):
             raise Refused(f"the tables of {self.app}/{self.stage} have other columns than the query has now")
         for version in history.backwards(self.store, head):
-            if version.kind == "batch" and version.attached is not None:
+            if version.traits.reads_records and version.attached is not None:
                 self._versions[version.attached.next_batch - 1] = version
                 if version.attached.batches > 1:
                     return

@@ -69,7 +69,7 @@ class Shadow:
             self.adoption.batches = range(self.adoption.batches[0], last + 1)
             self._head = self.adoption.advance(self._head)
             for step in steps:
-                if step.manifest.kind == "batch":
+                if step.manifest.traits.reads_records:
                     yield self._compared(step)
                 else:
                     self._last_ms = step.manifest.time_ms

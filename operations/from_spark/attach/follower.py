@@ -7,11 +7,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from ....errors import SlackwaterError, Unavailable
+from ....pipeline.listener import Listener
 from ....pipeline.run.housekeeping import Collector, in_background
-from ....pipeline.run.news import News
 from ....pipeline.run.stopping import Stop
 from ....snapshot.gc.retention import Retention
-from ....snapshot.status.lag import Beat, Heart
+from ....snapshot.under_way.runners import Beat, Heart
 from ....store.objects.protocol import ObjectStore
 from ...maintenance.compact import AppCompactor
 from .tail import Landed, Tail
@@ -76,7 +76,7 @@ class Follower:
         def epochs() -> dict[str, int]:
             return {tail.stage: tail.head.epoch} if tail.head is not None else {}
 
-        return Collector(self.store, tail.app, self.retention, _GC_MS, tail.by, epochs, News())
+        return Collector(self.store, tail.app, self.retention, _GC_MS, tail.by, epochs, Listener())
 
     def _told(self, landed: tuple[Landed, ...]) -> int:
         for each in landed:

@@ -4,9 +4,7 @@ Memory is that of the changed rows, and of a few SSTs: a whole state is sorted b
 compared with the stored one a range of hashes at a time.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +16,7 @@ from msgspec.structs import replace
 
 from ....snapshot.diff.key_changes import KeyChanges
 from ....store.compaction.merge import merged_rows
+from ....store.objects.many import many
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.read.multi_get import multi_get
@@ -113,20 +112,16 @@ class RowWriter:
             yield slot * table.partitions // slots, changed
 
     def _write(self, table: Table, parts: Iterable[tuple[int, pa.Table]], seq: int, *, level: int) -> tuple[Sst, ...]:
-        written: list[Sst] = []
-        under_way: deque[Future[Sst]] = deque()
-        with ThreadPoolExecutor(_AT_ONCE, f"attach-{self.stage}") as pool:
-            for partition, rows in parts:
-                stamped = rows.append_column(SEQ, pa.repeat(pa.scalar(seq, pa.int64()), rows.num_rows))
-                stamped = with_expiry(stamped, table, self.clock_ms)
-                # What has level 1 may be all of a large state: it does not fit into the cache, perhaps.
-                kept = None if level else self.cache
-                put = partial(writer.write, self.store, kept, app=self.app, stage=self.stage, table=table)
-                under_way.append(pool.submit(put, partition=partition, rows=stamped, level=level))
-                if len(under_way) > _AT_ONCE:
-                    written.append(under_way.popleft().result())
-            written += [each.result() for each in under_way]
-        return tuple(written)
+        # What has level 1 may be all of a large state: it does not fit into the cache, perhaps.
+        kept = None if level else self.cache
+        put = partial(writer.write, self.store, kept, app=self.app, stage=self.stage, table=table, level=level)
+
+        def write(part: tuple[int, pa.Table]) -> Sst:
+            partition, rows = part
+            stamped = rows.append_column(SEQ, pa.repeat(pa.scalar(seq, pa.int64()), rows.num_rows))
+            return put(partition=partition, rows=with_expiry(stamped, table, self.clock_ms))
+
+        return tuple(many(write, parts, _AT_ONCE, ahead=_AT_ONCE))
 
 
 def between(old: pa.Table, new: pa.Table, key: list[str]) -> pa.Table:

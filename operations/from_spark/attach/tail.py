@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
@@ -16,6 +15,7 @@ from ....errors import Gone, Refused
 from ....snapshot.cut.moments import heads_of
 from ....snapshot.take.audit_log import record, whoami
 from ....store.objects.counting import CountingStore
+from ....store.objects.many import many
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.versions import amend as amending
@@ -217,8 +217,7 @@ class Tail:
                     partial(self._rows.changed, tables[name], rows, seq, ssts[name])
                     for name, rows in zip(self._tables, changed, strict=True)
                 ]
-                with ThreadPoolExecutor(_TABLES_AT_ONCE, f"attach-{self.stage}") as pool:
-                    new = dict(zip(self._tables, pool.map(lambda each: each(), put), strict=True))
+                new = dict(zip(self._tables, many(lambda each: each(), put, _TABLES_AT_ONCE), strict=True))
                 made.append(self._commit(batch, new, seq, began_s))
                 self._took = number - after
                 began_s = time.monotonic()

@@ -141,6 +141,7 @@ class Checkpoint:
             while after < up_to:
                 step = range(after + 1, min(after + at_once, up_to) + 1)
                 if here and (found := self._written(table, step)) is not None:
+                    table.check_keys(found)
                     yield found
                     after = step[-1]
                     continue
@@ -232,6 +233,7 @@ class Checkpoint:
         )
         with self._by_spark(table, f"of batches {after + 1} to {last}", folder):
             found = feed.toArrow()
+        table.check_keys(found)
         schema = _with_deleted(table)
         for step in range(-(-(last - after) // at_once)):
             yield _newest(found.filter(pc.field(_STEP) == step).select(schema.names).cast(schema), table.key.names)
@@ -262,6 +264,10 @@ class Checkpoint:
         if not rows.exists():
             with self.frame(table, batch) as frame:
                 frame.write.parquet(str(rows))
+            for file in rows.glob("*.parquet"):
+                with pq.ParquetFile(file) as part:
+                    for some in part.iter_batches(columns=table.key.names):
+                        table.check_keys(some)
         return rows
 
     def _tables(self, newest: int) -> tuple[StateTable, ...]:

@@ -8,15 +8,14 @@ nothing is read.
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from ....errors import Gone, NotFound, ObjectNotFound, Refused
+from ....store.objects.many import many
 from .before_4 import metadata_before_4
 from .damage import check_sum
 from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, commit, offsets, offsets_of, others_of, query_id
@@ -25,14 +24,11 @@ from .places import Readable
 from .protocol import ReadableBatch
 from .state_files import StateFile, StoreFolder, families_in, lacking, named_in, state_file, whole_of, whole_versions
 
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _JOIN = "spark.sql.streaming.join.stateFormatVersion"
 _JOINS = ("1", "2", "3")
 """Formats of a join's state: since 2 it says which rows have met one, and in 3 all is in one store."""
-_AT_A_TIME = 16
 _PIECE_BYTES = 16 << 20
 
 
@@ -65,7 +61,7 @@ class CheckpointFiles:
         keys = [info.key for info in store.list("state/")]
         metadata = [key for key in keys if is_metadata(key)]
         with self.reading(newest):
-            self._metadata = dict(zip(metadata, _all(store.get, metadata), strict=True))
+            self._metadata = dict(zip(metadata, many(store.get, metadata), strict=True))
             self._partitions = self._said(newest).conf.get(_PARTITIONS)
         if not metadata_of(metadata, newest):
             self._metadata |= (made := metadata_before_4(self._metadata, keys))
@@ -135,7 +131,7 @@ class CheckpointFiles:
         ]
         keys = [info.key for prefix in prefixes for info in self._store.list(prefix) if is_metadata(info.key)]
         new = [key for key in keys if key not in self._metadata]
-        found = dict(zip(new, _all(self._store.get, new), strict=True))
+        found = dict(zip(new, many(self._store.get, new), strict=True))
         tables = {each.id: each.tables for each in self.operators}
         schemas = {data for key, data in self._metadata.items() if SCHEMAS in key}
         for key, data in found.items():
@@ -300,7 +296,7 @@ class CheckpointFiles:
             except ObjectNotFound:
                 return None
 
-        found = zip(missing, _all(get, missing), strict=True)
+        found = zip(missing, many(get, missing), strict=True)
         self._said_commits |= {batch: said for batch, said in found if said is not None}
 
     def _ids_of(self, store: StoreFolder, batches: Iterable[int]) -> Mapping[int, str]:
@@ -324,7 +320,7 @@ class CheckpointFiles:
 
     def _copy_all(self, keys: Iterable[str], folder: Path) -> int:
         missing = [key for key in dict.fromkeys(keys) if not (folder / key).exists()]
-        return sum(_all(partial(_copy, self._store, folder), missing))
+        return sum(many(partial(_copy, self._store, folder), missing))
 
 
 def _with_partitions(operator: Operator, keys: Iterable[str]) -> Operator:
@@ -332,12 +328,6 @@ def _with_partitions(operator: Operator, keys: Iterable[str]) -> Operator:
     folder = f"state/{operator.id}/"
     found = {key.removeprefix(folder).partition("/")[0] for key in keys if key.startswith(folder)}
     return replace(operator, partitions=min(operator.partitions, sum(each.isdecimal() for each in found)))
-
-
-def _all(work: Callable[[_T], _R], over: Iterable[_T]) -> Sequence[_R]:
-    """The same for each of many, several at a time."""
-    with ThreadPoolExecutor(_AT_A_TIME, "checkpoint") as pool:
-        return list(pool.map(work, over))
 
 
 def _copy(store: Readable, folder: Path, key: str) -> int:

@@ -30,6 +30,7 @@ from pyspark.sql.types import (
 from ....errors import Refused, Usage
 from ....pipeline.source.spark_types import arrow_of
 from ....store.sst.arrow_types import from_arrow, to_arrow
+from ....store.sst.hashing import has_negative_zero
 from ....store.versions.column_types import in_backticks
 from .operators import Kept, Operator
 from .protocol import DUE_AT, EXISTS
@@ -105,6 +106,15 @@ class StateTable:
     def schema(self) -> pa.Schema:
         """All columns, the key's first."""
         return pa.schema([*self.key, *self.values])
+
+    def check_keys(self, rows: pa.Table | pa.RecordBatch) -> None:
+        """Raise `Refused` where a key has -0.0: before Spark 4.2 `dropDuplicates` keeps it apart from 0.0."""
+        if names := [name for name in self.key.names if has_negative_zero(rows[name])]:
+            raise Refused(
+                f"the state {self.name or self.kind!r} has a key with -0.0 in {names[0]!r}: before Spark 4.2 "
+                "dropDuplicates keeps it apart from 0.0, which slackwater does not",
+                hint=f"with a new checkpoint, run the query on Spark 4.2, or drop duplicates of {names[0]} + 0.0",
+            )
 
     @property
     def registers(self) -> bool:

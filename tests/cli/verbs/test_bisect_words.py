@@ -118,9 +118,7 @@ def test_an_app_that_is_called_like_a_word_is_searched_with_an_option_first(stor
     [
         (("flights",), "nothing says what is wrong"),
         (("flights", "--where", BAD, "--check", "delay > 0"), "--where and --check both say"),
-        (("flights", "--where", BAD, "--table", "carriers"), "beside a whole query, which names its own tables"),
         (("flights/carriers", "--where", BAD), "beside a whole query, which names its own tables"),
-        (("flights/carriers", "--check", "delay < 9", "--table", "aircraft"), "name two tables; give one of them"),
         (("flights/carriers", "--run", "true"), "the table carriers is that of --where or --check"),
         (("flights", "--where", "delay > 1000"), "may be over aircraft or carriers"),
         (("flights", "--where", "nothing > 1000"), "fits no table of flights"),
@@ -145,25 +143,14 @@ def test_a_check_a_function_and_a_command_find_the_same_commit(tmp_path: Path) -
         "    return not worst or worst <= 1000\n"
     )
     for words in (
-        ("--check", "delay <= 1000", "--table", "carriers"),
-        ("--python", "mine.py:ok"),
-        ("--run", "case $SLACKWATER_REF in *@v6|*@v7) exit 1;; *) exit 0;; esac"),
+        ("flights/carriers", "--check", "delay <= 1000"),
+        ("flights", "--python", "mine.py:ok"),
+        ("flights", "--run", "case $SLACKWATER_REF in *@v6|*@v7) exit 1;; *) exit 0;; esac"),
     ):
-        found = from_json("bisect", "flights", *words)
-        assert found["predicate"] == words[1]
+        found = from_json("bisect", *words)
+        assert found["predicate"] == words[2]
         assert found["first_bad"]["version"] == 6
-        assert done("bisect", "log", "flights").count(words[0]) == 1
-
-
-@pytest.mark.usefixtures("app")
-def test_a_scan_lists_all_changes() -> None:
-    text = done("bisect", "flights", "--where", BAD, "--scan")
-    assert "flights/carriers@v6" in text
-    assert "good to bad" in text
-    assert "1 change in carriers@v1..v6" in text
-    refused = slackwater("bisect", "flights", "--where", "SELECT 1 FROM carriers HAVING max(delay) > 9", "--scan")
-    assert refused.exit_code == 1
-    assert "HAVING" in refused.stderr
+        assert done("bisect", "log", "flights").count(words[1]) == 1
 
 
 def test_input_that_is_gone_from_kafka_is_told_before_the_search_and_by_the_log(
@@ -234,4 +221,3 @@ def test_the_good_end_may_be_called_beginning_and_the_bad_one_may_not() -> None:
     refused = slackwater("bisect", "flights", "--where", BAD, "--bad", "beginning")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "error: the bad end is the beginning, before the first commit" in refused.stderr
-    assert "1 change" in done("bisect", "flights", "--where", BAD, "--scan", "--good", "beginning")

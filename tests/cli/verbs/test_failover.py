@@ -16,13 +16,12 @@ SQL = "SELECT sum(flights) AS flights FROM carriers"
 @pytest.fixture
 def kafka(isolated: None, app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> FailoverKafka:
     """The app's own Kafka, in memory, behind what replicas and recoveries ask it by."""
-    from slackwater.pipeline.kafka import channels, failover
+    from slackwater.pipeline.kafka import channels
 
     made = FailoverKafka()
     made.topics, made.groups = app.kafka.topics, app.kafka.groups
     vars(made).update(kafka=made, with_archives=lambda *_: made)
     monkeypatch.setattr(channels, "KafkaChannels", lambda *_: made)
-    monkeypatch.setattr(failover, "FailoverKafka", lambda _kafka: made)
     monkeypatch.setenv("SLACKWATER_KAFKA", "in-memory:9092")
     return made
 

@@ -40,23 +40,16 @@ def test_query_of_an_earlier_moment_is_as_it_was_then() -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_query_takes_sql_from_a_file_or_from_standard_input(tmp_path: Path) -> None:
-    (tmp_path / "report.sql").write_text("SELECT 1 AS one")
-    assert rows_of("flights", "--file", "report.sql") == [{"one": 1}]
+def test_query_takes_sql_from_standard_input() -> None:
     result = slackwater("query", "flights", "-", "--json", text="SELECT 2 AS two")
     assert json.loads(result.stdout)["rows"] == [{"two": 2}]
-    result = slackwater("query", "flights", "SELECT 1", "--file", "report.sql")
-    assert result.exit_code == 2
 
 
 @pytest.mark.usefixtures("app")
-def test_sql_that_is_not_utf8_is_refused_with_the_place_of_the_byte(tmp_path: Path) -> None:
-    sql = "SELECT 'é' FROM carriers".encode("latin-1")
-    (tmp_path / "report.sql").write_bytes(sql)
-    for words, where in ((("--file", "report.sql"), "report.sql"), (("-",), "standard input")):
-        result = slackwater("query", "flights", *words, text=sql)
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert f"the SQL in {where} is not UTF-8: byte 8 is 0xe9" in result.stderr
+def test_sql_that_is_not_utf8_is_refused_with_the_place_of_the_byte() -> None:
+    result = slackwater("query", "flights", "-", text="SELECT 'é' FROM carriers".encode("latin-1"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "the SQL in standard input is not UTF-8: byte 8 is 0xe9" in result.stderr
 
 
 @pytest.mark.usefixtures("app")

@@ -7,7 +7,7 @@ import signal
 import pytest
 from msgspec.structs import replace
 from slackwater.common import instants
-from slackwater.snapshot.status import lag
+from slackwater.snapshot.under_way import runners
 from slackwater.store.versions import keys, published
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Sink
@@ -36,22 +36,22 @@ def test_status_shows_every_stage_upstream_first() -> None:
 def test_status_says_which_stages_run(app: FlightsApp) -> None:
     """A runner's sign of life counts for the epoch that it claimed: one that was taken over runs nothing."""
     writer = str(ULID())
-    lag.RUNNERS.put(app.store, lag.Beat(writer, "host:1", {"legs": 1, "carriers": 2}), "flights")
+    runners.RUNNERS.put(app.store, runners.Beat(writer, "host:1", {"legs": 1, "carriers": 2}), "flights")
     (found,) = from_json("status")
     assert {stage["stage"]: stage["runner"] for stage in found["stages"]} == {
         "legs": "host:1",
         "aircraft": "",
         "carriers": "",
     }
-    lag.RUNNERS.remove(app.store, writer, "flights")
+    runners.RUNNERS.remove(app.store, writer, "flights")
     assert {stage["runner"] for (found,) in [from_json("status")] for stage in found["stages"]} == {""}
 
 
 def test_status_says_what_a_stage_waits_for_as_its_runner_said(app: FlightsApp) -> None:
     assert "waits for" not in done("status")
     waits = {"legs": "new records of flights", "carriers": "its turn on the cores"}
-    beat = lag.Beat(str(ULID()), "host:1", {"legs": 1, "aircraft": 1, "carriers": 2}, waits=waits)
-    lag.RUNNERS.put(app.store, beat, "flights")
+    beat = runners.Beat(str(ULID()), "host:1", {"legs": 1, "aircraft": 1, "carriers": 2}, waits=waits)
+    runners.RUNNERS.put(app.store, beat, "flights")
     lines = done("status").splitlines()
     assert lines[1].endswith("waits for")
     assert lines[2].endswith("new records of flights")

@@ -21,11 +21,11 @@ from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.query.answers import answer
 from slackwater.snapshot.query.columns import get
-from slackwater.snapshot.status import lag
 from slackwater.snapshot.take.audit_log import list_operations, record
 from slackwater.snapshot.take.capture import read_object
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.under_way import runners
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.archive import index, merge, objects
 from slackwater.store.archive.extents import Extent
@@ -377,7 +377,7 @@ def test_what_was_read_before_and_is_archived_a_moment_later_is_waited_for(cache
         [f"{sum(heads)} offsets of flights that flights has read and has yet to archive"],
     )
     store_of(app).clock_ms = now_ms()
-    lag.RUNNERS.put(app.store, lag.Beat("01JD0000000000000000000000", "host:1", {"legs": 1}), "flights")
+    runners.RUNNERS.put(app.store, runners.Beat("01JD0000000000000000000000", "host:1", {"legs": 1}), "flights")
     done = make(app, cache, pause=appended)
     assert occurrences(app.store, "N003") == []
     assert [each for each in done.out_of_reach if each.what == "archive"] == []

@@ -2,6 +2,7 @@
 
 import math
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -229,6 +230,15 @@ def test_an_error_in_a_program_is_told_with_its_line(program: Callable[..., App]
     next_steps = ("run again (SLACKWATER_DEBUG=1 shows the traceback)", "and run again", "; the nearest is 'key'")
     assert caught.value.hint.endswith(next_steps)
     assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("line", ["F.udf('long')(len)", "F.pandas_udf(len, 'long')", "F.col('key')"])
+def test_what_needs_a_spark_before_there_is_one_is_told_to_wait_for_it(line: str, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(f"from pyspark.sql import functions as F\n{line}\n")
+    load = "from slackwater.pipeline.run.program import load_app; load_app('shop.py')"
+    done = subprocess.run([sys.executable, "-c", load], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "Refused: the program does not run: shop.py, line 2: " in done.stderr
+    assert "hint: Spark starts after the program is read: call Spark's functions inside the function" in done.stderr
 
 
 def test_an_error_in_a_module_beside_the_program_is_told_with_the_line_there(program: Callable[..., App]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import slackwater as sw
 from slackwater.errors import Refused, SlackwaterError, Usage
-from slackwater.pipeline.api.sink import internal_topic
+from slackwater.snapshot.cut.kafka_topics import internal_topic
 
 
 def function(app: str, stage: str, version: int, rows: Any) -> None:

@@ -17,7 +17,8 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import Input, Manifest, VersionKind
+from slackwater.store.versions.kinds import VersionKind
+from slackwater.store.versions.manifest import Input, Manifest
 
 from tests.models.profiles import scaled
 from tests.store.objects.faulty_store import FaultyStore

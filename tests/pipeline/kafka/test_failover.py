@@ -7,18 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Refused
 from slackwater.operations.disaster_recovery.mirror_offsets import Match, ReadOn, Source, match, mirrored_name, position
-from slackwater.pipeline.kafka.failover import FailoverKafka, offset_sync
+from slackwater.pipeline.kafka.channels import KafkaChannels
+from slackwater.pipeline.kafka.failover import offset_sync
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.snapshot.cut.replicas import Anchor
 
 
-def kafka_with(topic: str, values: list[str], *, partitions: int = 1) -> FailoverKafka:
+def kafka_with(topic: str, values: list[str], *, partitions: int = 1) -> KafkaChannels:
     kafka = MemoryKafka(f"memory://{topic}")
     kafka.create_topics({topic: partitions})
     records = (Record(each.encode(), 0, time_ms=1_000 + number) for number, each in enumerate(values))
     kafka.send(topic, records, patience_s=1)
-    return FailoverKafka(kafka)
+    return KafkaChannels(kafka)
 
 
 def sync(topic: str, partition: int, there: int, here: int) -> tuple[bytes, bytes]:

@@ -19,6 +19,7 @@ from slackwater.errors import NotFound, Refused, Usage
 from slackwater.pipeline.batch.column_sources import sources_of
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.listener import Listener
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.messages.decode import reading
 from slackwater.pipeline.messages.protobuf import _compiled
@@ -148,7 +149,7 @@ def test_the_example_adds_up_what_two_writers_send(
     options = Options(
         store=store, kafka={"bootstrap.servers": kafka.bootstrap}, until_caught_up=True, cache_folder=tmp_path / "cache"
     )
-    run(app, options, lambda _progress: None)
+    run(app, options, Listener())
     table = sw.open(store).app("shop").at().query("SELECT country, orders, cents, last FROM countries ORDER BY country")
     assert table.to_arrow_table().to_pylist() == [
         {"country": "?", "orders": 1, "cents": None, "last": 30},

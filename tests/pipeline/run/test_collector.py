@@ -7,11 +7,11 @@ from threading import enumerate as threads
 
 import pytest
 from slackwater.errors import Corruption, Usage
+from slackwater.pipeline.listener import Listener
 from slackwater.pipeline.run.housekeeping import Collector, in_background
-from slackwater.pipeline.run.news import News
 from slackwater.pipeline.run.options import gc_every_ms
 from slackwater.snapshot.gc.collect import Collected
-from slackwater.snapshot.status import lag
+from slackwater.snapshot.under_way import runners
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.versions import history, keys
 
@@ -20,11 +20,11 @@ from tests.support.histories import FlightsApp
 from tests.support.running import eventually
 
 
-def collector(app: FlightsApp, *stages: str, news: News | None = None, every_ms: int = HOUR_MS) -> Collector:
+def collector(app: FlightsApp, *stages: str, listener: Listener | None = None, every_ms: int = HOUR_MS) -> Collector:
     def epochs() -> dict[str, int]:
         return {stage: app.heads[stage].epoch for stage in stages}
 
-    return Collector(app.store, app.name, FEW, every_ms, "host:1", epochs, news or News())
+    return Collector(app.store, app.name, FEW, every_ms, "host:1", epochs, listener or Listener())
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def app() -> Iterator[FlightsApp]:
 
 def beat(app: FlightsApp, *stages: str, writer: str = "01K9TZ3Y5C8V0WQ2X4N6M8R0TB") -> None:
     found = {stage: app.heads[stage].epoch for stage in stages}
-    lag.RUNNERS.put(app.store, lag.Beat(writer, "other:1", found), app.name)
+    runners.RUNNERS.put(app.store, runners.Beat(writer, "other:1", found), app.name)
 
 
 def test_it_collects_when_the_last_collection_is_long_ago_whoever_did_it(app: FlightsApp) -> None:
@@ -121,12 +121,12 @@ def test_what_nobody_thought_of_ends_neither_run_nor_collector(
 def test_it_tells_what_it_collected_and_ends_when_it_is_closed(app: FlightsApp) -> None:
     told, heard = [], Event()
 
-    class Told(News):
+    class Told(Listener):
         def collected(self, done: Collected) -> None:
             told.append(done)
             heard.set()
 
-    ours = collector(app, "legs", "aircraft", "carriers", news=Told(), every_ms=4)
+    ours = collector(app, "legs", "aircraft", "carriers", listener=Told(), every_ms=4)
     with in_background("collector", ours.work):
         assert heard.wait(30)
     assert "collector" not in {thread.name for thread in threads()}

@@ -52,7 +52,7 @@ def test_prometheus_gets_one_sample_a_stage() -> None:
     metrics = Metrics()
     port = metrics.serve(0)
     for _ in range(2):
-        metrics.observe(commit())
+        metrics.committed(commit())
     said = scrape(port)
     labels = '{app="a",stage="s"}'
     for line in (
@@ -80,7 +80,7 @@ def test_lag_and_what_runs_have_samples_only_where_they_are_known() -> None:
     topic = InputLag("t", "t", "", (4,), (9,), 5, 5, None)
     channel = InputLag("c", "a-c-repartition", "up", (6,), (9,), 3, 40, 2)
     sink = SinkLag("alerts", "a-s-alerts-sink", 7, 12, 3)
-    metrics.observe_lags((StageLag("a", "s", (topic, channel), True, (sink,)), StageLag("a", "gone", (), False)))
+    metrics.lags((StageLag("a", "s", (topic, channel), True, (sink,)), StageLag("a", "gone", (), False)))
     said = scrape(port)
     for line in (
         'slackwater_lag_records{app="a",stage="s",topic="t"} 5.0',
@@ -93,7 +93,7 @@ def test_lag_and_what_runs_have_samples_only_where_they_are_known() -> None:
     ):
         assert line in said
     unknown = InputLag("t", "t", "", (4,), None, None, None, None)
-    metrics.observe_lags((StageLag("a", "s", (unknown,), True), StageLag("a", "gone", (), None)))
+    metrics.lags((StageLag("a", "s", (unknown,), True), StageLag("a", "gone", (), None)))
     said = scrape(port)
     assert 'topic="t"' not in said
     assert 'stage="gone"' not in said
@@ -101,7 +101,7 @@ def test_lag_and_what_runs_have_samples_only_where_they_are_known() -> None:
 
 def test_every_metric_is_documented() -> None:
     metrics = Metrics()
-    metrics.observe(commit())
+    metrics.committed(commit())
     names = set(re.findall(r"^# TYPE (slackwater_\w+)", scrape(metrics.serve(0)), re.MULTILINE))
     documented = set(re.findall(r"`(slackwater_\w+)`", DOCS.read_text()))
     assert {name for name in names if not name.endswith("_created")} == documented

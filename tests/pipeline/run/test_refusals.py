@@ -15,6 +15,7 @@ from slackwater.operations.from_spark.attach.tail import Tail
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka, Record
+from slackwater.pipeline.listener import Listener
 from slackwater.pipeline.run.claim import Claimer
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.runner import run
@@ -79,7 +80,7 @@ class Shop:
         """Run the program: it is refused before Spark starts, and leaves nothing."""
         before = self.left()
         with pytest.raises(error, match=said) as refused:
-            run(app, Options(store=self.store.url, kafka=self.kafka.properties, patience_s=10, **options), print)  # type: ignore[arg-type]
+            run(app, Options(store=self.store.url, kafka=self.kafka.properties, patience_s=10, **options), Listener())  # type: ignore[arg-type]
         assert len(refused.value.message.splitlines()) == 1
         assert self.left() == before
         assert SparkContext._active_spark_context is None

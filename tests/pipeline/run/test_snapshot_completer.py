@@ -7,9 +7,9 @@ import pytest
 from slackwater.errors import Refused, Unavailable
 from slackwater.pipeline.run.snapshot_completer import Completer
 from slackwater.snapshot.cut.in_flight import InFlight
+from slackwater.snapshot.cut.kafka_topics import Topics
 from slackwater.snapshot.cut.stored import Request, cancel, find_snapshot, open_requests
 from slackwater.snapshot.take import audit_log
-from slackwater.snapshot.take.capture import ChannelReader
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.versions import keys
@@ -27,7 +27,7 @@ def under_way() -> tuple[Diamond, Request]:
     return diamond, asked
 
 
-def look(diamond: Diamond, reader: ChannelReader | None = None) -> frozenset[str]:
+def look(diamond: Diamond, reader: Topics | None = None) -> frozenset[str]:
     """One look, and the end of what it began."""
     completer = Completer(diamond.store, APP, reader or diamond.logs, "test:1")
     try:

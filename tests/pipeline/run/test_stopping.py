@@ -161,7 +161,7 @@ def test_what_takes_a_second_gets_one_line(capsys: pytest.CaptureFixture[str], m
 
 
 def test_an_idle_run_says_so_once_a_minute(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    reporter = reports(Reporter.batches, Reporter.tick)
+    reporter = reports(Reporter.running, Reporter.tick)
     for seconds, line in (
         (4, "waiting for records; no commit yet\n"),
         (20, ""),
@@ -176,7 +176,7 @@ def test_an_idle_run_says_so_once_a_minute(capsys: pytest.CaptureFixture[str], m
 def test_an_end_never_takes_long_without_a_word(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reporter = reports(Reporter.batches, lambda it: it.asked(Stop()), lambda it: it.doing("waiting for Spark to end"))
+    reporter = reports(Reporter.running, lambda it: it.asked(Stop()), lambda it: it.doing("waiting for Spark to end"))
     reporter.tick()
     assert capsys.readouterr().err == "stopping: the batch under way ends first\n"
     after(monkeypatch, 2.1)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from slackwater.pipeline.source.wake import PlannerFiles, RequestWatch
-from slackwater.snapshot.change import hold as holds
-from slackwater.snapshot.change.hold import LAPSE_S, Hold
 from slackwater.snapshot.cut.stored import Request, cancel, notify
 from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.under_way import hold as holds
+from slackwater.snapshot.under_way.hold import LAPSE_S, Hold
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.stats import Prices, monthly_cost

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from slackwater.common import instants
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.snapshot.status import lag
+from slackwater.snapshot.under_way import runners
 from slackwater.store.objects.open import open_store
 
 from tests.support.running import APPS, Ledger
@@ -37,7 +37,7 @@ def test_a_stage_with_work_commits_whatever_it_is_called(kafka: EmbeddedKafka, t
         # With two cores for twelve stages, others wait; their runner says so with its next sign of life.
         while "its turn on the cores" not in {
             what
-            for beat in lag.beats(open_store(many.store), many.app, instants.now_ms())
+            for beat in runners.beats(open_store(many.store), many.app, instants.now_ms())
             for what in beat.waits.values()
         }:
             await_commit()

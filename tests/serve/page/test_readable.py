@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from playwright.sync_api import Page, expect
-from slackwater.snapshot.status.lag import RUNNERS, Beat
+from slackwater.snapshot.under_way.runners import RUNNERS, Beat
 
 from tests.serve.page.conftest import WAIT_MS, Open
 from tests.serve.page.story import CHAINS, FILLED, JUMP, JUMP_FROM, LARGE_KEYS, LONG, WRONG, step

@@ -13,6 +13,7 @@ from slackwater.snapshot.change.migrate import Migrated, find_plan, finish_earli
 from slackwater.snapshot.change.migration import finish_newest
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight
+from slackwater.snapshot.cut.migrations import MIGRATIONS
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.diff.key_history import key_history
@@ -30,7 +31,6 @@ from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Column, Input, Manifest, Table
-from slackwater.store.versions.migrations import MIGRATIONS
 
 from tests.support.collecting import Killed, aging_app, store_of
 from tests.support.histories import SCHEMA, TABLES, FlightsApp, Kafka, flights
@@ -387,7 +387,7 @@ def test_a_snapshot_under_way_is_waited_for_before_inputs_change(app: FlightsApp
     request(app.store, app.name, "tonight", "ada@host")
     declared, starts = with_one_between(app)
     found = find_plan(app.store, declared, {})
-    with pytest.raises(Refused, match="snapshot tonight of flights is under way"):
+    with pytest.raises(Refused, match="snapshot 'tonight' of flights is under way"):
         migrate(app.store, found, starts, by="ada@host", now_ms=app.clock.tick("legs"))
     assert list_snapshots(app.store, app.name) == ()
     assert migrated(app).number == 1, "columns alone do not wait"

@@ -109,11 +109,13 @@ def test_files_of_every_format_have_every_row(now: Moment, tmp_path: Path) -> No
     assert rows.num_rows == 1
 
 
-def test_a_search_and_a_scan_look_at_every_row(client: tuple[Client, list[str]]) -> None:
+def test_a_search_looks_at_every_row(client: tuple[Client, list[str]]) -> None:
     app = client[0].app("shop")
     where = "SELECT city FROM cities WHERE note LIKE 'gr%' AND n >= 20"
-    assert app.bisect(where=where).version == 3
-    assert [flip.version for flip in app.scan(where=where).flips] == [3]
+    found = app.bisect(where=where)
+    assert found.version == 3
+    assert found.verdict.flips is not None
+    assert [flip.version for flip in found.verdict.flips.flips] == [3]
 
 
 def test_an_iceberg_table_has_strings_that_every_reader_takes(client: tuple[Client, list[str]], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Refused, Unavailable
 from slackwater.snapshot.cut.in_flight import InFlight
+from slackwater.snapshot.cut.kafka_topics import Topics
 from slackwater.snapshot.cut.stored import SNAPSHOTS, Request, Snapshot, cancel, find_snapshot, open_requests
 from slackwater.snapshot.take import capture
 from slackwater.snapshot.take.remove import remove
@@ -25,7 +26,7 @@ def ask(diamond: Diamond, name: str = "good") -> Request:
     return request(diamond.store, APP, name, "ada@host")
 
 
-def complete(diamond: Diamond, asked: Request, reader: capture.ChannelReader | None = None) -> Snapshot | None:
+def complete(diamond: Diamond, asked: Request, reader: Topics | None = None) -> Snapshot | None:
     return try_complete(diamond.store, APP, asked, reader or diamond.logs)
 
 

@@ -14,6 +14,7 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import BadRecord, NotFound, Refused, Usage
+from slackwater.pipeline.spark.user_errors import as_user_error
 from slackwater.state.kinds.kind import Bound, Groups, Merged
 
 from tests.models.profiles import scaled
@@ -311,7 +312,10 @@ def test_an_update_function_that_emits_a_column_twice_is_refused_by_its_name() -
     assert "another name" in refused.value.hint
     declared = pa.schema([("t", pa.int64()), ("t", pa.int64())])
     for how, where in (({"state": N, "emits": declared}, "emits"), ({"state": declared}, "the state")):
-        with pytest.raises(Usage, match=f"{where} has column 't' twice"):
+        with (
+            pytest.raises(Usage, match=f"^stage 'orders': {where} has column 't' twice"),
+            as_user_error("the state of stage 'orders'"),
+        ):
             sw.update(counted, **how).bind([ROWS], ("k",))  # type: ignore[arg-type]
 
 

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from slackwater.store.compaction.plan import Compaction, Done, apply, rebase
 from slackwater.store.sst.sorted_runs import bounds
 from slackwater.store.versions.commit import successor
-from slackwater.store.versions.manifest import Column, Input, Manifest, Sst, Table, VersionKind
+from slackwater.store.versions.kinds import VersionKind
+from slackwater.store.versions.manifest import Column, Input, Manifest, Sst, Table
 
 from tests.support.manifests import manifest as plain
 

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -11,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Usage
 from slackwater.store.sst.arrow_types import to_arrow
-from slackwater.store.sst.hashing import digests, hash_keys, normalise_keys, partition_of, same_keys, sort_keys
+from slackwater.store.sst.hashing import (
+    digests,
+    has_negative_zero,
+    hash_keys,
+    normalise_keys,
+    partition_of,
+    same_keys,
+    sort_keys,
+)
 
 from tests.models.profiles import scaled
 
@@ -277,6 +286,22 @@ def test_doubling_the_partitions_splits_each_in_two(values: list[int], partition
 def test_the_lowest_and_highest_hash_are_in_the_first_and_last_partition() -> None:
     ends = np.array([-(2**63), 2**63 - 1])
     assert partition_of(ends, 7).tolist() == [0, 6]
+
+
+@pytest.mark.parametrize(
+    ("column", "has"),
+    [
+        (pa.array([0.0, None, math.nan, -1.0]), False),
+        (pa.array([1.0, -0.0]), True),
+        (pa.array([-0.0, 1.0]).slice(1), False),
+        (pa.chunked_array([[1.0], [-0.0]], pa.float32()), True),
+        (pa.array([{"a": {"b": -0.0}}, None]), True),
+        (pa.array([{"a": None}], pa.struct([("a", pa.struct([("b", pa.float64())]))])), False),
+        (pa.array([0, 1]), False),
+    ],
+)
+def test_a_negative_zero_is_seen_in_columns_and_structs(column: pa.Array | pa.ChunkedArray, has: bool) -> None:
+    assert has_negative_zero(column) is has
 
 
 def test_normalised_keys_have_one_zero_and_one_nan() -> None:

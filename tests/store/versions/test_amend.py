@@ -55,7 +55,7 @@ def test_what_lost_a_race_is_asked_again_and_made_of_the_version_that_was_first(
 
 
 @pytest.mark.parametrize(
-    ("kind", "epoch"), [("batch", 1), ("compaction", 1), ("backfill", 1), ("rescale", 2), ("retire", 2), ("claim", 2)]
+    ("kind", "epoch"), [("batch", 1), ("compaction", 1), ("rescale", 2), ("retire", 2), ("claim", 2)]
 )
 def test_only_some_kinds_take_the_stage_from_its_writer(store: MemoryStore, kind: str, epoch: int) -> None:
     made = amend(store, ("app", "stage"), Amendment(kind), by="x", now_ms=1)  # type: ignore[arg-type]

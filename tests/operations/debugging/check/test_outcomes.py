@@ -148,7 +148,7 @@ def test_an_update_that_takes_the_last_row_depends_on_order(scratch: Path) -> No
     assert found.keys is not None
     assert found.keys.keys["k"].to_pylist() == [1, 2]
     assert [found.keys.before["v"].to_pylist(), found.keys.after["v"].to_pylist()] == [[30, 40], [10, 20]]
-    assert found.sent["out"].first.num_rows == found.sent["out"].second.num_rows == 2
+    assert found.sent["out"].missing.num_rows == found.sent["out"].added.num_rows == 2
 
 
 def test_one_that_says_order_by_does_not(scratch: Path) -> None:
@@ -180,5 +180,5 @@ def test_what_a_function_emits_may_be_a_row_for_each_batch_but_its_last_must_be_
     by_batch = update(lambda rows, state: pa.array(np.full(state.num_rows, rows.num_rows)))
     replay = replay_of(by_batch, scratch, 1, [ROWS])
     found = differences(replay, run(replay, [rows], 1), run(replay, batches, 1)).sent["out"]
-    assert sorted(found.first["k"].to_pylist()) == []
-    assert sorted(found.second["v"].to_pylist()) == [3, 3, 3]
+    assert sorted(found.missing["k"].to_pylist()) == []
+    assert sorted(found.added["v"].to_pylist()) == [3, 3, 3]

@@ -14,6 +14,7 @@ from confluent_kafka import Message, Producer
 from slackwater.cli import main
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.listener import Listener
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
@@ -114,7 +115,7 @@ class Shop:
             cache_folder=self.folder / "cache" / "sst",
             gc_every_ms=None,
         )
-        run(load_app(str(program)), options, lambda _commit: None)
+        run(load_app(str(program)), options, Listener())
 
     def verb(self, *words: str) -> tuple[int, str, str]:
         environment = {

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Gone, NotFound, Refused
 from slackwater.operations.exchange.export import FolderWritten, export_folder
+from slackwater.snapshot.cut.kafka_topics import Topics
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import REQUESTS, Request
 from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.take.capture import ChannelReader
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
@@ -56,7 +56,7 @@ def running(store: ObjectStore) -> FlightsApp:
 
 
 def leave(
-    app: FlightsApp, cache: SstCache, path: Path, ref: str = "flights", reader: ChannelReader | None = None
+    app: FlightsApp, cache: SstCache, path: Path, ref: str = "flights", reader: Topics | None = None
 ) -> FolderWritten:
     cut = resolve(app.store, ref, now_ms=NOW_MS)
     how = {"by": "ada@host", "now_ms": app.clock.now_ms}

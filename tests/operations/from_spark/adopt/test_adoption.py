@@ -1,9 +1,8 @@
 """A query becomes a stage: with the rows that the stage would have had, a version a batch, as a whole or not at all."""
 
 import threading
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -12,12 +11,15 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused
+from slackwater.operations.from_spark.adopt.adopting import Adopting, AdoptionPlan
 from slackwater.operations.from_spark.adopt.attached import AttachedHistory
+from slackwater.operations.from_spark.adopt.shadow import shadowing
 from slackwater.operations.maintenance.compact import StageCompactor
 from slackwater.operations.maintenance.removal import remove_app
+from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.snapshot.query.log import batches_brought
-from slackwater.snapshot.status.lag import Beat, Heart
 from slackwater.snapshot.take.audit_log import list_operations
+from slackwater.snapshot.under_way.runners import Beat, Heart
 from slackwater.snapshot.verify.verify import verify
 from slackwater.state.event_time import TimeRules
 from slackwater.state.kinds.aggregate import Aggregates
@@ -31,11 +33,14 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, history
 from ulid import ULID
 
-from tests.models.profiles import crash_points, scaled
+from tests.models.profiles import scaled
 from tests.operations.from_spark.adopt.adopting import adoption, declared
 from tests.operations.from_spark.attach.following import START_MS, caught_up, rows_at, tail, versions
 from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoint, MemoryTable, Row
-from tests.support.collecting import AgingStore, Killed
+from tests.support.collecting import AgingStore, Killed, killed_at_each_request
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROWS = pa.schema([("country", pa.string()), ("cents", pa.int64()), ("weight", pa.float64()), ("at", pa.int64())])
 ORDERS = sw.aggregate(
@@ -254,12 +259,7 @@ def test_killed_at_any_request_nobody_sees_a_part_and_the_same_call_finishes_it(
     def work(store: AgingStore) -> None:
         adoption(store, cache, query.checkpoint, query.table).run()
 
-    with (store := AgingStore()).requests() as requests:
-        work(store)
-    for kill in crash_points(len(requests)):
-        store = AgingStore()
-        with store.death_after(kill), suppress(Killed):
-            work(store)
+    for store, _ in killed_at_each_request(AgingStore, work, store=lambda store: store):
         if is_there(store):
             check(store, cache, query)
         work(store)
@@ -343,6 +343,19 @@ def test_an_app_that_runs_is_not_made_half_an_app(cache: SstCache, tmp_path: Pat
     other.checkpoint.query = "another"
     adoption(store, cache, query.checkpoint, query.table).run()
     Heart(store, "shop").beat(lambda: Beat(str(ULID()), "host:2", {"totals": 1}))
-    with pytest.raises(Refused, match="app 'shop' is run by host:2"):
+    with pytest.raises(Refused, match="totals of shop run, by host:2: it would not know the app"):
         adoption(store, cache, other.checkpoint, other.table, stage="others").run()
     assert history.list_stages(store, "shop") == ("totals",)
+
+
+def test_a_program_is_not_compared_with_a_query_whose_batches_no_topic_has(cache: SstCache) -> None:
+    query, store = Query(), MemoryStore()
+    query.batch([{"country": "DE", "cents": 1, "weight": None}])
+    of_files = adoption(store, cache, query.checkpoint, query.table, constant={"orders": (0, 0)})
+    plan = AdoptionPlan("shop", "totals", "q", "memory:", range(1), ("",), query.table, (), {"orders": (0, 0)})
+    adopting = Adopting(plan, of_files, None, None, sw.App("shop"), query.checkpoint, cast("SparkSession", None))
+    refused = pytest.raises(Refused, match="none of the topic 'orders': its batches cannot be read again")
+    with refused as refusal, shadowing(adopting, cache, MemoryKafka("memory://shadow")):
+        pass
+    assert refusal.value.hint == "--dry-run says what would become of the state, without --shadow"
+    assert list(store.list("")) == []

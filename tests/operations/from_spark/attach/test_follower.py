@@ -5,7 +5,7 @@ from pathlib import Path
 
 from slackwater.common import instants
 from slackwater.operations.from_spark.attach.follower import Follower
-from slackwater.snapshot.status.lag import batches_behind, beats
+from slackwater.snapshot.under_way.runners import batches_behind, beats
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 

@@ -43,7 +43,7 @@ PROVIDERS = {
 """How state is kept, and the settings that say so."""
 
 RECORDED = Path(__file__).parent / "recorded"
-_READ_SINCE = {"format2": (4, 1), "transform": (4, 2)}
+READ_SINCE = {"format2": (4, 1), "transform": (4, 2)}
 """Of parts of recordings' names, which Spark's own reader of state reads them first."""
 _PLACE = b"file:/recorded/"
 """Where a packed checkpoint says that it lies."""
@@ -292,7 +292,7 @@ def pack(checkpoint: Path, into: Path) -> None:
 
 def unpack(name: str, folder: Path) -> Path:
     """The folder, with a recorded checkpoint in it. Skips the test where this Spark does not read what 4.3 wrote."""
-    for part, since in _READ_SINCE.items():
+    for part, since in READ_SINCE.items():
         if part in name and tuple(map(int, pyspark.__version__.split(".")[:2])) < since:
             pytest.skip(f"what Spark 4.3 writes of {part}, Spark reads since {since[0]}.{since[1]}")
     with zipfile.ZipFile(RECORDED / f"{name}.zip") as packed:

@@ -174,15 +174,24 @@ def _parsed(column: Column, kind: DataType) -> Column:
             return F.parse_json(column)
 
 
-def write_input(spark: SparkSession, of: Sequence[Shape], random: Random, folder: Path) -> StructType:
-    """A file for each batch, of rows with the columns of all operators; what Spark reads it by."""
+def write_input(
+    spark: SparkSession, of: Sequence[Shape], random: Random, folder: Path, *, negative_zeros: bool = True
+) -> StructType:
+    """A file for each batch, of rows with the columns of all operators; what Spark reads it by.
+
+    Without `negative_zeros` no key has -0.0.
+    """
     fields = [StructField(f"c{n}_{m}", _as_text(kind)) for n, each in enumerate(of) for m, (_, kind) in _numbered(each)]
     schema = StructType([*fields, StructField("at", TimestampType())])
     folder.mkdir()
     for batch in range(BATCHES):
         rows = [
             (
-                *(_value(random, kind) for each in of for _, kind in each.columns),
+                *(
+                    value if negative_zeros or at >= len(each.key) else _without_sign(value)
+                    for each in of
+                    for at, value in enumerate(_value(random, kind) for _, kind in each.columns)
+                ),
                 _NOON + timedelta(minutes=40 * batch + random.randrange(30)),
             )
             for _ in range(_ROWS)
@@ -191,6 +200,13 @@ def write_input(spark: SparkSession, of: Sequence[Shape], random: Random, folder
         (part,) = folder.with_name(f"part{batch}").glob("*.parquet")
         os.utime(part.rename(folder / f"{batch}.parquet"), (1_000 + batch, 1_000 + batch))
     return schema
+
+
+def _without_sign(value: Any) -> Any:
+    """A value of a key with 0.0 in place of -0.0."""
+    if isinstance(value, tuple):
+        return tuple(map(_without_sign, value))
+    return value + 0.0 if isinstance(value, float) else value
 
 
 def _numbered(shape: Shape) -> Iterator[tuple[int, tuple[str, DataType]]]:

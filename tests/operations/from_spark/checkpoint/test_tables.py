@@ -6,6 +6,7 @@ from pyspark.sql.types import (
     ArrayType,
     CalendarIntervalType,
     DataType,
+    DoubleType,
     IntegerType,
     LongType,
     NullType,
@@ -105,3 +106,11 @@ def test_a_type_that_no_table_can_have_is_refused_by_its_column() -> None:
     value = _struct(("a", _struct(("b", CalendarIntervalType()))))
     with pytest.raises(Refused, match=r"column value\.a\.b of state 'aggregate' has Spark's type 'interval'"):
         _table("aggregate", key=_struct(("k", StringType())), value=value)
+
+
+def test_a_key_that_only_its_zeros_sign_tells_from_another_is_refused() -> None:
+    table = _table("distinct", key=_struct(("price", DoubleType()), ("k", StringType())))
+    table.check_keys(pa.table({"price": [0.0, None], "k": ["a", "b"]}))
+    with pytest.raises(Refused, match=r"the state 'distinct' has a key with -0\.0 in 'price'") as refused:
+        table.check_keys(pa.table({"price": [0.0, -0.0], "k": ["a", "a"]}))
+    assert "or drop duplicates of price + 0.0" in refused.value.hint

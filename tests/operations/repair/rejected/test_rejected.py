@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused
 from slackwater.operations.repair.rejected_listing import rejected
 from slackwater.operations.staging.clone import clone
-from slackwater.snapshot.bisect.flips import scan
 from slackwater.snapshot.bisect.predicate import Where
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.change import retries
@@ -78,8 +77,8 @@ def test_diff_history_and_bisect_know_it(app: FlightsApp, cache: SstCache) -> No
     where = Where(f'SELECT * FROM {TABLE} WHERE "offset" = 8')
     verdict = bisect(app.store, cache, "flights", where, good="flights/aircraft@v4", now_ms=app.clock.now_ms)
     assert (verdict.stage, verdict.bad_version) == ("aircraft", 5)
-    flips = scan(app.store, cache, "flights", where, good="flights/aircraft@v4", now_ms=app.clock.now_ms)
-    assert [flip.ref for flip in flips.flips] == ["flights/aircraft@v5"]
+    assert verdict.flips is not None
+    assert [flip.ref for flip in verdict.flips.flips] == ["flights/aircraft@v5"]
 
 
 def test_verify_looks_at_every_byte_of_it(app: FlightsApp) -> None:

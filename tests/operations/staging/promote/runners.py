@@ -34,7 +34,7 @@ from slackwater.pipeline.source.wake import PlannerFiles, RequestWatch
 from slackwater.snapshot.change.switch import settled
 from slackwater.snapshot.cut.moments import heads_of
 from slackwater.snapshot.cut.stored import notify
-from slackwater.snapshot.status.lag import RUNNERS, Beat
+from slackwater.snapshot.under_way.runners import RUNNERS, Beat
 from slackwater.state.event_time import due_after
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, commit, history

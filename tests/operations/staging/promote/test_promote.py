@@ -16,16 +16,15 @@ from slackwater.operations.staging.promote import _Watch
 from slackwater.operations.staging.promote_plan import plan
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.protocol import Record
-from slackwater.pipeline.publish.prepare import InternalTopics
-from slackwater.pipeline.run.news import News
+from slackwater.pipeline.listener import Listener
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.preflight import Start, preflight
-from slackwater.snapshot.change import hold as holds
 from slackwater.snapshot.change.stages import commit_retired
 from slackwater.snapshot.change.standing import Standing
 from slackwater.snapshot.change.switch import MovedOn
 from slackwater.snapshot.cut.moments import heads_of
-from slackwater.snapshot.status.lag import RUNNERS
+from slackwater.snapshot.under_way import hold as holds
+from slackwater.snapshot.under_way.runners import RUNNERS
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps
 from slackwater.store.versions.amend import Amendment, amend
@@ -116,9 +115,9 @@ def test_the_old_app_is_fenced_and_runs_on_silent_and_the_new_one_needs_no_resta
 def test_a_promotion_that_is_not_decided_is_withdrawn_by_who_runs_the_old_app_again(world: World) -> None:
     world.start("s")
     world.calmly()
-    found, old, new = plan(world.store, "p", "s", InternalTopics(world.kafka))
+    found, old, new = plan(world.store, "p", "s", KafkaChannels(world.kafka))
     switch = found.switch(1, Standing({TOPIC: (2, 1)}, None), "ada@host")
-    switch.prepare(world.store, InternalTopics(world.kafka), (old, new), 1)
+    switch.prepare(world.store, KafkaChannels(world.kafka), (old, new), 1)
     world.start("p")
     world.send(3)
     for folder in "ps":
@@ -136,10 +135,10 @@ def test_a_promotion_that_is_not_decided_is_withdrawn_by_who_runs_the_old_app_ag
 def test_a_new_app_that_is_started_half_prepared_gets_no_sinks(world: World) -> None:
     world.start("s")
     world.calmly()
-    found, _, new = plan(world.store, "p", "s", InternalTopics(world.kafka))
+    found, _, new = plan(world.store, "p", "s", KafkaChannels(world.kafka))
     switch = found.switch(1, Standing({TOPIC: (2, 1)}, None), "ada@host")
     half = {"numbers": new["numbers"]}
-    switch.prepare(world.store, InternalTopics(world.kafka), ({}, half), 1)
+    switch.prepare(world.store, KafkaChannels(world.kafka), ({}, half), 1)
     world.start("s")
     assert not world.runners["s"].committers["alerts"].head.sinks
     with pytest.raises(MovedOn, match="was withdrawn, by runner"):
@@ -159,13 +158,13 @@ def test_one_that_is_removed_while_the_promoter_stalls_does_not_get_the_name() -
     world = World(Random(1), store)
     world.start("s")
     world.calmly()
-    found, *heads = plan(world.store, "p", "s", InternalTopics(world.kafka))
+    found, *heads = plan(world.store, "p", "s", KafkaChannels(world.kafka))
     stalled, late = (found.switch(1, Standing({TOPIC: (2, 1)}, None), "ada@host") for _ in range(2))
-    stalled.prepare(world.store, InternalTopics(world.kafka), heads, 1)
+    stalled.prepare(world.store, KafkaChannels(world.kafka), heads, 1)
 
     def outside(_removal: object) -> None:
         with pytest.raises(MovedOn, match="s is being removed"):
-            late.prepare(world.store, InternalTopics(world.kafka), heads, 1)
+            late.prepare(world.store, KafkaChannels(world.kafka), heads, 1)
 
     def pause(seconds: float) -> None:
         store.clock_ms += round(seconds * 1_000)
@@ -232,9 +231,9 @@ def test_where_nobody_runs_either_it_goes_on_and_says_so(world: World) -> None:
 def test_one_that_was_begun_is_finished_though_nobody_runs_the_new_app_any_more(world: World) -> None:
     world.start("s")
     world.calmly()
-    found, *heads = plan(world.store, "p", "s", InternalTopics(world.kafka))
+    found, *heads = plan(world.store, "p", "s", KafkaChannels(world.kafka))
     switch = found.switch(1, Standing({TOPIC: (2, 1)}, None), "ada@host")
-    switch.prepare(world.store, InternalTopics(world.kafka), heads, 1)
+    switch.prepare(world.store, KafkaChannels(world.kafka), heads, 1)
     world.stop("s")
     done = promote_with(world, pause=lambda: tick(world))
     assert (done.at, done.idle) == ({TOPIC: (2, 1)}, False)
@@ -288,7 +287,7 @@ def test_of_two_promotions_at_once_the_second_is_refused(world: World) -> None:
 def test_what_can_never_be_promoted_is_a_sentence(world: World) -> None:
     def refused(staging: str, why: str, name: str = "p") -> None:
         with pytest.raises(SlackwaterError) as caught:
-            plan(world.store, name, staging, InternalTopics(world.kafka))
+            plan(world.store, name, staging, KafkaChannels(world.kafka))
         assert why in caught.value.message
 
     world.kafka.create_topics({"elsewhere": 2, "otherwise": 1})
@@ -329,7 +328,7 @@ def test_a_run_goes_by_the_name_and_the_program_of_before_does_not_take_the_new_
     options = Options(store=str(tmp_path / "store"), kafka=world.kafka.properties)
 
     def start(called: str, file: Path, topic: str = TOPIC) -> Start:
-        return preflight(replace(program("p", topic, OUT), name=called, file=file), options, News())
+        return preflight(replace(program("p", topic, OUT), name=called, file=file), options, Listener())
 
     # Also where it does not fit what is stored by now: the way on would be one back to it.
     for called, topic in (("p", TOPIC), ("p", "another"), ("s", TOPIC)):
@@ -358,12 +357,12 @@ def test_a_run_goes_by_the_name_and_the_program_of_before_does_not_take_the_new_
 def test_an_app_that_is_being_removed_is_not_promoted(world: World) -> None:
     world.start("s")
     world.calmly()
-    found, old, new = plan(world.store, "p", "s", InternalTopics(world.kafka))
+    found, old, new = plan(world.store, "p", "s", KafkaChannels(world.kafka))
     for head in new.values():
         commit_retired(world.store, head, by="eve@host", now_ms=1)
     switch = found.switch(1, Standing({TOPIC: (2, 1)}, None), "ada@host")
     with pytest.raises(Refused, match="every stage of s is retired"):
-        switch.prepare(world.store, InternalTopics(world.kafka), _Watch(world.store, {"p": old, "s": new}).look(), 1)
+        switch.prepare(world.store, KafkaChannels(world.kafka), _Watch(world.store, {"p": old, "s": new}).look(), 1)
     assert apps.promotions(world.store, "p") == ()
 
 

@@ -13,7 +13,6 @@ from slackwater.operations.staging.promote import Promoted, promote
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
-from slackwater.pipeline.publish.prepare import InternalTopics
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.wrapper import Wrapper
@@ -148,7 +147,7 @@ class World:
         store = self.store if calm else Interrupted(self.store, self.happens)
         return promote(
             store,
-            InternalTopics(self.kafka),
+            KafkaChannels(self.kafka),
             name,
             staging,
             by="ada@host",
@@ -191,6 +190,6 @@ def idle(*runners: Runner) -> None:
 def promote_with(
     world: World, pause: Callable[[], None], timeout_s: float = 60, *, dry_run: bool = False, **more: Any
 ) -> Promoted:
-    kafka = InternalTopics(world.kafka)
+    kafka = KafkaChannels(world.kafka)
     how: Any = {"by": "ada@host", "cache": None, "clock": lambda: world.now_s, "dry_run": dry_run}
     return promote(world.store, kafka, "p", "s", pause=pause, timeout_s=timeout_s, **how, **more)

@@ -5,13 +5,14 @@ done: so it is whole, or not there at all. Each stage's commit names it (`Manife
 it is done in all of them, so who finds it half done leaves out what is done: nobody sees one before, another after.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from . import checks, keys, limits
-from .manifest import Input, Output, Sink, Table
-from .notes import Notes
+from ...store.versions import checks, keys, limits
+from ...store.versions.kinds import KINDS, VersionKind
+from ...store.versions.manifest import Input, Manifest, Output, Sink, Table
+from ...store.versions.notes import Notes
 
 
 class Unread(Struct, frozen=True):
@@ -92,23 +93,41 @@ class Migration(Struct, frozen=True):
         """Whether it sets where users' topics are read on from, and nothing else."""
         return any(step.reset for step in self.stages.values())
 
+    def is_through(self, head: Manifest) -> bool:
+        """Whether a stage went through it, or has no part in it, as it is retired."""
+        step = self.stages.get(head.stage)
+        has_no_part = head.retired and (step is None or step.rewound is None)
+        return has_no_part or head.migration >= self.number
+
+    def behind(self, heads: Mapping[str, Manifest]) -> list[str]:
+        """The stages that did not go through it, by the newest versions of an app."""
+        return [
+            name
+            for name, step in self.stages.items()
+            if name in heads and not (self.is_through(heads[name]) and (not step.called or step.called in heads))
+        ]
+
     @property
     def did(self) -> str:
         """What became of the app, in a word."""
-        return {"migrate": "migrated", "rewind": "rewound", "recover": "recovered"}.get(self.verb, self.verb)
+        return KINDS[self.kind].taken.partition(" ")[0]
+
+    @property
+    def kind(self) -> VersionKind:
+        """The kind of the versions that it makes."""
+        if self.recovery:
+            return "recover"
+        return "rewind" if self.rewinds else "reset" if self.resets else "migration"
 
     @property
     def verb(self) -> str:
         """What did it, in the words of the log of operations."""
-        if self.recovery:
-            return "recover"
-        return "rewind" if self.rewinds else "reset" if self.resets else "migrate"
+        return KINDS[self.kind].verbs[0]
 
     @property
     def what(self) -> str:
         """What it is, in words."""
-        called = {"migrate": "migration", "recover": "recovery"}
-        return f"{called.get(self.verb, self.verb)} {self.number}"
+        return f"{'recovery' if self.recovery else self.kind} {self.number}"
 
 
 @checks.relations.register

@@ -12,7 +12,6 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys, limits
 from ...store.versions.manifest import Edit, Manifest
 from ...store.versions.notes import Notes
-from ..take.audit_log import record_once
 
 
 class EditRequest(Struct, frozen=True):
@@ -45,11 +44,6 @@ EDITS = Notes(EditRequest, keys.edits, lambda request: request.id)
 """Those that are not done yet, oldest first."""
 
 
-def rows_key(app: str, request: EditRequest) -> str:
-    """The object with the rows of a request."""
-    return f"{keys.edits(app)}{request.id}.arrow"
-
-
 def done_by(store: ObjectStore, request: EditRequest, head: Manifest) -> Manifest | None:
     """The version that did what was asked for, up to the `head`; None while there is none. A request for each since."""
     for each in history.backwards(store, head):
@@ -60,17 +54,8 @@ def done_by(store: ObjectStore, request: EditRequest, head: Manifest) -> Manifes
     return None
 
 
-def finish(store: ObjectStore, app: str, request: EditRequest, done: Manifest) -> None:
-    """Tell of what was done in the log of operations, once, and take the request away."""
-    versions = {done.stage: (done.version - 1, done.version)}
-    detail, since_ms = f"{done.stage} v{done.version}: {request.edit.what}", request.created_ms
-    why = request.edit.message
-    record_once(store, app, "edit", detail, request.edit.by, versions, since_ms=since_ms, message=why)
-    withdraw(store, app, request)
-
-
 def withdraw(store: ObjectStore, app: str, request: EditRequest) -> None:
     """Take a request away, and its rows. Two requests."""
     if request.rows:
-        store.delete(rows_key(app, request))
+        store.delete(keys.edit_rows(app, request.id))
     EDITS.remove(store, request.id, app)

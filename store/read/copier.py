@@ -1,0 +1,113 @@
+"""Copies objects from one store to another, several at a time, each once; counts what that takes.
+
+Objects never change: one that is there in its whole length is that object.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from threading import Lock
+
+import xxhash
+
+from ...errors import Corruption, ObjectExists, ObjectNotFound
+from ..objects.many import do_all
+from ..objects.protocol import ObjectInfo, ObjectStore, exists
+from ..versions.manifest import Sst
+from .fetch import fetch
+
+WORKERS = 8
+"""Objects at once, where nobody says how many. Each is in memory as a whole."""
+
+
+@dataclass(slots=True)
+class Copier:
+    """From `source` to `target`, `workers` objects at once."""
+
+    source: ObjectStore
+    target: ObjectStore
+    workers: int = WORKERS
+    on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None
+    """Told how many objects were copied, and of how many bytes."""
+    objects: int = 0
+    copied_bytes: int = 0
+    _sizes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """What lies in folders of the target, by folder and key: listed once, and kept up to date."""
+    _lock: Lock = field(default_factory=Lock)
+
+    def ssts(self, wanted: Iterable[Sst], *, may_be_gone: bool) -> None:
+        """Copy SSTs that are not there, each checked against its manifest.
+
+        Raises `Corruption` where one is missing, unless it `may_be_gone`, or is not what was written; `Unavailable`.
+        """
+        missing = {sst.object: sst for sst in wanted if not self._has(sst.object, sst.bytes)}
+
+        def copy(sst: Sst) -> None:
+            try:
+                data = fetch(self.source, sst)
+            except Corruption:
+                if may_be_gone and not exists(self.source, sst.object):
+                    return
+                raise
+            self._put(sst.object, data)
+
+        do_all(copy, missing.values(), self.workers)
+
+    def sst_as(self, sst: Sst, key: str) -> None:
+        """Copy an SST to a key, unless its very bytes are there. Raises as `ssts`."""
+        if not (self._has(key, sst.bytes) and xxhash.xxh3_128_hexdigest(self.target.get(key)) == sst.checksum):
+            self._put(key, fetch(self.source, sst))
+
+    def listed(self, infos: Iterable[ObjectInfo]) -> None:
+        """Copy objects that are not there in this length. One that is gone from the source by now is passed over."""
+        do_all(lambda info: self.one(info.key), self.missing(infos), self.workers)
+
+    def missing(self, infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+        """Those that are not there in this length."""
+        return [info for info in infos if not self._has(info.key, info.size_bytes)]
+
+    def changed(self, infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+        """Those that are there in another length."""
+        return [info for info in self.missing(infos) if info.key in self._sizes[_folder(info.key)]]
+
+    def one(self, key: str) -> bool:
+        """Copy one object, whatever was there. Returns whether there is such a one."""
+        try:
+            data = self.source.get(key)
+        except ObjectNotFound:
+            return False
+        self._put(key, data)
+        return True
+
+    def put(self, key: str, data: bytes) -> bool:
+        """Put an object where there is none; whether it lies there now, as these bytes."""
+        try:
+            self.target.put_if_absent(key, data)
+        except ObjectExists:
+            return self.target.get(key) == data
+        self._count(key, data)
+        return True
+
+    def forget(self, key: str) -> None:
+        """An object of the target was deleted."""
+        self._sizes.get(_folder(key), {}).pop(key, None)
+
+    def _put(self, key: str, data: bytes) -> None:
+        self.target.put(key, data)
+        self._count(key, data)
+
+    def _count(self, key: str, data: bytes) -> None:
+        with self._lock:
+            self.objects += 1
+            self.copied_bytes += len(data)
+            self._sizes.get(_folder(key), {})[key] = len(data)
+            self.on_progress(self.objects, self.copied_bytes)
+
+    def _has(self, key: str, size_bytes: int) -> bool:
+        folder = _folder(key)
+        if folder not in self._sizes:
+            self._sizes[folder] = {info.key: info.size_bytes for info in self.target.list(folder)}
+        return self._sizes[folder].get(key) == size_bytes
+
+
+def _folder(key: str) -> str:
+    return key[: key.rindex("/") + 1]

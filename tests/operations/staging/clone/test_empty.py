@@ -1,0 +1,113 @@
+"""A clone without state: it reads its topics from the beginning, and keeps nothing of its source."""
+
+import pytest
+from slackwater.errors import Refused, Usage
+from slackwater.operations.erasure.family import Member
+from slackwater.operations.erasure.reach import out_of_reach
+from slackwater.operations.staging.clone import ClonePlan, clone
+from slackwater.operations.staging.clone_plan import Terms
+from slackwater.operations.staging.listing import clones
+from slackwater.operations.staging.refresh import refresh
+from slackwater.snapshot.cut.stored import list_snapshots
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import apps, history
+from slackwater.store.versions.commit import commit
+from slackwater.store.versions.manifest import Manifest
+
+from tests.models.profiles import crash_points
+from tests.support.collecting import Killed, aging_app, keys_of, store_of
+from tests.support.histories import STAGES, FlightsApp, Kafka, flights
+
+EMPTY = Terms(empty=True, owner="ada@host")
+
+
+@pytest.fixture
+def app() -> FlightsApp:
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(40))
+    app.send(*flights(6))
+    app.step("legs")
+    return app
+
+
+def make(app: FlightsApp, source: str = "flights", **more: object) -> ClonePlan:
+    arguments = {"terms": EMPTY, "channels": app.kafka, "by": "ada@host", "now_ms": app.clock.now_ms} | more
+    return clone(app.store, source, "next", **arguments)  # type: ignore[arg-type]
+
+
+def test_it_makes_of_all_input_what_its_source_made_of_it(app: FlightsApp) -> None:
+    assert make(app).state.stages == {}
+    assert history.list_stages(app.store, "next") == ()
+    again = FlightsApp(app.store, app.kafka, "next", clock=app.clock)
+    for each in (app, again):
+        each.step_all()
+    assert again.state == app.state
+    assert again.heads["legs"].inputs["flights"].offsets == app.heads["legs"].inputs["flights"].offsets
+    assert {again.heads[stage].version for stage in STAGES} == {2}, "one claim, and one batch of all that there was"
+
+
+def test_it_publishes_nothing_and_pins_nothing(app: FlightsApp) -> None:
+    make(app)
+    assert apps.publishes(app.store, apps.read_app(app.store, "next"), None) == {}
+    assert list_snapshots(app.store, "flights") == ()
+    (listed,) = clones(app.store)
+    assert (listed.name, listed.source, listed.shared_bytes, listed.has_run) == ("next", "flights", 0, False)
+    assert "flights" in apps.ancestors(app.store, "next"), "it may be promoted over its source"
+
+
+def test_typed_again_it_is_there_and_made_anew_it_is_empty_again(app: FlightsApp) -> None:
+    make(app)
+    assert make(app).done
+    FlightsApp(app.store, app.kafka, "next", clock=app.clock).step_all()
+    with pytest.raises(Refused, match="exists already"):
+        make(app)
+    app.clock.now_ms += 3_600_000
+    done = refresh(app.store, "next", channels=app.kafka, cache=None, by="ada@host", now_ms=app.clock.now_ms)
+    assert done.state.stages == {}
+    assert history.list_stages(app.store, "next") == ()
+
+
+def test_killed_at_any_request_the_same_call_finishes_it() -> None:
+    def source() -> FlightsApp:
+        made = aging_app()
+        made.run(flights(10))
+        return made
+
+    with store_of(undisturbed := source()).requests() as requests:
+        make(undisturbed)
+    for point in crash_points(len(requests) - 1):
+        app = source()
+        with pytest.raises(Killed), store_of(app).death_after(point):
+            make(app)
+        make(app)
+        assert make(app).done
+        assert list_snapshots(app.store, "flights") == ()
+        assert [key.partition("/log/")[0] for key in sorted(keys_of(app.store, "next/"))] == ["next/app.json", "next"]
+
+
+def test_with_state_and_without_are_two_clones(app: FlightsApp) -> None:
+    make(app)
+    with pytest.raises(Refused, match="exists already"):
+        make(app, terms=Terms(owner="ada@host"))
+
+
+def test_whoever_forgets_a_key_is_told_of_it(app: FlightsApp) -> None:
+    make(app)
+    told = out_of_reach((Member(app.store, "flights", app.heads),), None)
+    assert [each.name for each in told if each.what == "deep clone"] == ["next"]
+
+
+@pytest.mark.parametrize(
+    ("source", "terms"),
+    [("flights@~1", EMPTY), ("flights", Terms(empty=True, masks={"aircraft.flights": "null"}))],
+)
+def test_what_needs_state_does_not_go_with_it(app: FlightsApp, source: str, terms: Terms) -> None:
+    with pytest.raises(Usage, match="--empty takes no state"):
+        make(app, source, terms=terms)
+
+
+def test_rows_from_elsewhere_are_in_no_topic() -> None:
+    app = FlightsApp(MemoryStore(), Kafka(), start=())
+    commit(app.store, Manifest("flights", "carriers", 1, 1, "w", 1, "init"))
+    with pytest.raises(Refused, match="carriers of flights began with rows from elsewhere"):
+        make(app)

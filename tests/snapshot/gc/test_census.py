@@ -1,0 +1,258 @@
+"""An app's folder holds what the census says, and each verb does with an object what its row says."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from slackwater.errors import Refused, SlackwaterError
+from slackwater.operations.disaster_recovery.replicate import Replicator
+from slackwater.operations.erasure.family import KeysAsked
+from slackwater.operations.erasure.forget import forget
+from slackwater.operations.erasure.key_fields import DeclaredFields
+from slackwater.operations.exchange.export import export_folder
+from slackwater.operations.maintenance.protection import Protection
+from slackwater.operations.maintenance.removal import Removal, remove_app
+from slackwater.operations.staging.refresh import Refreshing
+from slackwater.snapshot.change.migrate import carry_out
+from slackwater.snapshot.change.retries import RetryRequest
+from slackwater.snapshot.cut.migrations import MigratedStage
+from slackwater.snapshot.cut.replicas import KnownReplica, Recovery, Replica, ReplicaCut
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import Request, notify, read_snapshot
+from slackwater.snapshot.gc import census
+from slackwater.snapshot.gc.census import KINDS, ObjectKind, kind_of
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.take.audit_log import record
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.under_way.edit_request import EditRequest
+from slackwater.snapshot.under_way.hold import Hold
+from slackwater.snapshot.under_way.runners import Beat
+from slackwater.snapshot.verify.verify import verify
+from slackwater.store.archive.extents import Extent
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import apps, codec, keys
+from slackwater.store.versions.forgotten.under_way import Forgetting
+from slackwater.store.versions.manifest import Edit
+from slackwater.store.versions.published import Place
+from ulid import ULID
+
+from tests.operations.erasure.everything import archive_of, occurrences
+from tests.operations.failover import failover_app, failover_kafka
+from tests.store.archive.small_archives import BY, TOPIC
+from tests.support.collecting import HOUR_MS, AgingStore, fresh, gc, store_of, wait
+from tests.support.histories import STAGES, FlightsApp, flights
+
+NOW_MS = 2_000_000_000_000
+APP, ID = "flights", str(ULID())
+CACHE = SstCache(Path("/nonexistent"), 0)
+FIELDS = DeclaredFields({"aircraft": (f"{TOPIC}:value",)})
+
+UNFINISHED = {
+    keys.cloning(APP): Protection(APP, BY, 1),
+    keys.removing(APP): Removal(ID, APP, 1, BY, {}, ()),
+    keys.forgetting(APP): Forgetting(ID, APP, BY, 1, "", "0" * 32),
+}
+"""Notes that keep verbs from beginning."""
+REQUESTED = {
+    keys.note(keys.requests(APP), ID): Request(ID, "later", 1, BY),
+    keys.note(keys.edits(APP), ID): EditRequest(Edit(ID, BY, "UPDATE"), "aircraft", 1, 1),
+    keys.edit_rows(APP, ID): EditRequest(Edit(ID, BY, "UPDATE"), "aircraft", 1, 1),
+}
+NOTES = {
+    keys.channels(APP): Protection(APP, BY, 1),
+    keys.note(keys.published(APP, "carriers", "sink"), 1): Place(1, 0, 0),
+    keys.note(keys.runners(APP), ID): Beat(ID, BY, {}),
+    keys.note(keys.retries(APP), ID): RetryRequest(ID, "aircraft", 1, BY),
+    keys.hold(APP): Hold(APP, APP, "other", BY, 1, {}, None),
+    keys.protected(APP): Protection(APP, BY, 1),
+    keys.note(keys.replicas(APP), "r1"): KnownReplica(APP, "r1", "/srv/replica", {}, 1, 1),
+    keys.replica(APP): Replica(APP, "/srv/source", 1, "recovered", by=BY, time_ms=1),
+    keys.note(keys.replica_cuts(APP), 1): ReplicaCut(APP, 1, {}, 1, 1),
+    keys.recovery(APP): Recovery(APP, ID, BY, 1),
+    keys.leaving(APP): Replica(APP, "/srv/replica", 1, "left", by=BY, time_ms=1),
+    keys.refreshing(APP): Refreshing(apps.AppInfo(APP, 1), BY, 1),
+    keys.removed(APP): Removal(ID, APP, 1, BY, {}, ()),
+}
+
+
+def forgotten(app: FlightsApp, tail: str) -> None:
+    asked, kafka = KeysAsked.of((f"aircraft={tail}",)), failover_kafka(app)
+    forget(app.store, CACHE, APP, asked, by=BY, kafka=kafka, declared=FIELDS, pause=lambda: None)
+    for stage in STAGES:
+        app.claim(stage)
+
+
+def whole_app() -> FlightsApp:
+    """An app with an object of every kind that lets verbs begin, one of each to which each verb has something to do."""
+    app = failover_app()
+    app.run(flights(60))
+    wait(app)
+    archive_of(app.store, APP, Extent(0, 0, 4), {1: b"N001", 2: b"N002"})
+    archive_of(app.store, APP, Extent(0, 4, 8), {5: b"N002"})
+    carry_out(
+        app.store, APP, 1, dict.fromkeys(STAGES, MigratedStage()), "migration-1", "", by=BY, now_ms=app.clock.tick("")
+    )
+    for stage in STAGES:
+        app.claim(stage)
+    app.send(*flights(8))
+    app.step("legs")
+    pin(app.store, resolve(app.store, APP, now_ms=NOW_MS), "before", by=BY, reader=app.kafka)
+    app.run(flights(60))
+    gc(app, Retention(versions=2))
+    forgotten(app, "N001")
+    record(app.store, APP, "snapshot take", "N002", BY)
+    notify(app.store, APP)
+    for key, note in NOTES.items():
+        app.store.put(key, codec.encode(note))
+    return app
+
+
+def contents(store: AgingStore | MemoryStore) -> dict[str, bytes]:
+    return {info.key: MemoryStore.get(store, info.key) for info in MemoryStore.list(store, f"{APP}/")}
+
+
+def kinds(of: Iterable[str]) -> set[str]:
+    return {kind.place for key in of if (kind := kind_of(key)) is not None}
+
+
+def places(says: Callable[[ObjectKind], object], left_out: Iterable[str] = (*UNFINISHED, *REQUESTED)) -> set[str]:
+    """The kinds of which the census says something, but for those that the app of a test has none of."""
+    return {kind.place for kind in KINDS if says(kind)} - kinds(left_out)
+
+
+def test_each_object_of_an_app_belongs_to_one_row_and_each_row_to_objects() -> None:
+    app = whole_app()
+    there = contents(store_of(app)).keys() | UNFINISHED.keys() | REQUESTED.keys()
+    assert {key for key in there if kind_of(key) is None} == set()
+    assert kinds(there) == {kind.place for kind in KINDS}
+    places_in_words = [kind.place for kind in KINDS]
+    assert [kind_of(place) for place in places_in_words] == list(KINDS), "no place is another one's, too"
+    assert kind_of(f"{APP}/stages/legs/notes.txt") is kind_of("app.json") is kind_of(f"{APP}/log/a/b.json") is None
+
+
+def test_collection_takes_of_what_its_column_names_and_nothing_else() -> None:
+    app = whole_app()
+    forgotten(app, "N002")
+    app.store.put(keys.captured(APP, "gone", ID), b"")
+    app.compact("carriers")
+    wait(app)
+    app.run(flights(20))
+    wait(app)
+    with store_of(app).requests() as requests:
+        gc(app, Retention(versions=3, input_ms=1), margin_ms=HOUR_MS)
+    deleted = [request.removeprefix("delete ") for request in requests if request.startswith("delete ")]
+    assert kinds(deleted) == places(lambda kind: kind.gc)
+    assert all(kind_of(key) is not None for key in deleted)
+
+
+def test_forgetting_changes_what_its_column_names_and_is_refused_as_it_says() -> None:
+    app = whole_app()
+    before = contents(store_of(app))
+    holding = {key for key, _ in occurrences(app.store, "N002")}
+    forgotten(app, "N002")
+    after = contents(store_of(app))
+    assert kinds(before.keys() - after.keys()) == places(lambda kind: kind.forget == "rewrites")
+    changed = {key for key, data in before.items() if after.get(key, data) != data}
+    assert kinds(changed) <= places(lambda kind: kind.forget == "masks") | kinds((keys.notice(APP),))
+    assert kinds(holding) == places(lambda kind: kind.forget in ("rewrites", "masks")) - {census.MANIFEST.place}
+    assert occurrences(app.store, "N002") == []
+    refused = {key for key, note in REQUESTED.items() if _refuses(app, key, codec.encode(note))}
+    assert kinds(refused) == places(lambda kind: kind.forget == "refuses" and not kind.named_by, UNFINISHED)
+
+
+def _refuses(app: FlightsApp, key: str, data: bytes) -> bool:
+    app.store.put(key, data)
+    try:
+        forgotten(app, "N003")
+    except Refused:
+        return True
+    finally:
+        app.store.delete(key)
+    return False
+
+
+def test_a_replica_has_what_its_column_names_of_the_app_and_nothing_else() -> None:
+    app, target = whole_app(), AgingStore()
+    for key, note in REQUESTED.items():
+        app.store.put(key, codec.encode(note))
+    Replicator(app.store, target, APP, BY, failover_kafka(app)).round()
+    here, there = contents(store_of(app)), contents(target)
+    # A snapshot is copied with what is left of its records.
+    copied = {key for key, data in here.items() if there.get(key) == data or kind_of(key) is census.SNAPSHOT}
+    assert kinds(copied) == places(lambda kind: kind.replicate, UNFINISHED)
+    assert copied == {key for key in here if (kind := kind_of(key)) is not None and kind.replicate} & there.keys()
+
+
+def test_removal_takes_all_in_the_order_of_its_column() -> None:
+    app = whole_app()
+    store = store_of(app)
+    with store.requests() as requests:
+        remove_app(store, APP, by=BY, now_ms=NOW_MS, fence=True, pause=lambda s: _later(store, s))
+    deleted = [request.removeprefix("delete ") for request in requests if request.startswith("delete ")]
+    assert kinds(contents(store)) == places(lambda kind: kind.remove == "stays")
+    turns = [kind.remove for key in deleted if (kind := kind_of(key)) is not None]
+    assert turns[0] == "first"
+    assert turns.index("then") > max(at for at, turn in enumerate(turns) if turn == "first")
+    assert turns[-4:] == ["last", "last", "last", "note"], "the newest version of each stage, and then the note"
+
+
+def _later(store: AgingStore, seconds: float) -> None:
+    store.clock_ms += round(seconds * 1_000)
+
+
+def tells(verb: Callable[[], bool]) -> bool:
+    try:
+        return not verb()
+    except SlackwaterError:
+        return True
+
+
+def told_damaged(app: FlightsApp, verb: Callable[[], bool]) -> set[str]:
+    """The kinds of which a verb tells the damage: of each an object that the snapshot names, if it names any."""
+    told, cut = set(), resolve(app.store, f"{APP}@before", now_ms=NOW_MS)
+    named = {sst.object for manifest in cut.stages.values() for sst in manifest.ssts}
+    named |= {keys.manifest(APP, stage, version) for stage, version in cut.versions.items()}
+    named |= {keys.note(keys.snapshots(APP), "before"), *read_snapshot(app.store, APP, "before").object_keys}
+    one_of: dict[ObjectKind | None, str] = {}
+    for key in contents(store_of(app)):
+        if one_of.get(kind_of(key)) not in named:
+            one_of[kind_of(key)] = key
+    for key in one_of.values():
+        data = app.store.get(key)
+        app.store.put(key, bytes(each ^ 0x55 for each in data))
+        if tells(verb):
+            told.add(key)
+        app.store.put(key, data)
+    return kinds(told)
+
+
+def test_verifying_tells_damage_of_what_its_column_names() -> None:
+    app = whole_app()
+
+    def whole() -> bool:
+        return verify(fresh(app.store), f"{APP}@before", now_ms=NOW_MS, deep=True, reader=app.kafka).consistent
+
+    assert whole()
+    assert told_damaged(app, whole) == places(lambda kind: kind.verify)
+
+
+def test_an_export_is_refused_where_what_its_column_names_is_damaged(tmp_path: Path) -> None:
+    app = whole_app()
+
+    def export() -> bool:
+        store, cache = fresh(app.store), SstCache(tmp_path / str(ULID()), 1 << 30)
+        cut = resolve(store, f"{APP}@before", now_ms=NOW_MS)
+        export_folder(
+            store, cache, cut, cut.ref, tmp_path / str(ULID()), lambda: app.kafka, by=BY, now_ms=app.clock.now_ms
+        )
+        return True
+
+    assert told_damaged(app, export) == places(lambda kind: kind.export)
+
+
+def test_the_docs_show_each_row() -> None:
+    told = (Path(__file__).parents[3] / "docs/operating.md").read_text()
+    for kind in KINDS:
+        words = (kind.named_by, kind.gc, kind.forget, kind.replicate, kind.remove, kind.verify, kind.export)
+        cells = (f"`{kind.place.removeprefix('<app>/')}`", kind.what, *(word or "-" for word in words))
+        assert f"| {' | '.join(cells)} |" in told

@@ -1,0 +1,78 @@
+"""Kinds of versions: what each declares of fencing, of what it may follow, and of the log is what the store does."""
+
+from typing import get_args
+
+import pytest
+from slackwater.errors import Fenced, NotFound, Refused
+from slackwater.snapshot.take import audit_log
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions.amend import Amendment, amend
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.kinds import KINDS, Traits, VersionKind
+from slackwater.store.versions.manifest import Manifest
+
+from tests.support.manifests import claim
+
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+followers = [kind for kind in KINDS.values() if not kind.retires and not kind.begins]
+"""Kinds behind which a batch may come, where something came before them."""
+
+
+def committed(store: MemoryStore, kind: Traits, by: str) -> Manifest:
+    return amend(store, ("app", "stage"), Amendment(kind.name), by=by, now_ms=2).manifest
+
+
+def test_every_name_of_a_kind_is_declared() -> None:
+    assert set(KINDS) == set(get_args(VersionKind))
+
+
+@pytest.mark.parametrize("kind", followers, ids=lambda kind: kind.name)
+def test_a_writer_commits_behind_a_version_unless_that_fences_it(kind: Traits) -> None:
+    store = MemoryStore()
+    first = claim(store, "app", "stage", writer="w", by="host:w", now_ms=1)
+    after = committed(store, kind, "somebody")
+
+    def next_batch() -> None:
+        commit(store, successor(after, kind="batch", epoch=first.epoch, writer="w", by="host:w", now_ms=3))
+
+    if kind.fences:
+        with pytest.raises(Fenced, match=kind.taken) as told:
+            next_batch()
+        assert told.value.hint
+        assert after.epoch == first.epoch + 1
+    else:
+        next_batch()
+        assert after.epoch == first.epoch
+
+
+@every_kind
+def test_only_what_may_begin_a_stage_is_its_first_version(kind: Traits) -> None:
+    store = MemoryStore()
+    if kind.may_begin:
+        assert committed(store, kind, "somebody").version == 1
+    else:
+        with pytest.raises(NotFound):
+            committed(store, kind, "somebody")
+
+
+@every_kind
+def test_only_what_brings_a_stage_back_follows_its_retirement(kind: Traits) -> None:
+    store = MemoryStore()
+    claim(store, "app", "stage", writer="w", by="host:w", now_ms=1)
+    committed(store, KINDS["retire"], "somebody")
+    if kind.follows_retiring:
+        assert committed(store, kind, "somebody").kind == kind.name
+    else:
+        with pytest.raises(Refused, match="is retired since v2"):
+            committed(store, kind, "somebody")
+
+
+@every_kind
+def test_the_log_of_operations_knows_the_verbs_of_what_no_runner_commits(kind: Traits) -> None:
+    assert set(kind.verbs) <= set(audit_log.VERBS)
+    assert bool(kind.verbs) != kind.by_runner
+
+
+@every_kind
+def test_a_runner_goes_on_behind_what_comes_between_its_batches(kind: Traits) -> None:
+    assert not (kind.beside_batches and kind.fences)
