@@ -35,6 +35,8 @@ from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, moto, versi
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.support.histories import FlightsApp
+
 # Where the tests run in the background of a shell they inherit a SIGINT that is ignored, and so would the programs
 # whose Ctrl-C is tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -153,6 +155,14 @@ def any_kafka(request: pytest.FixtureRequest) -> Iterator[Kafka]:
         return
     with served(kafka) as properties:
         yield RemoteMemory(kafka.address, properties[PLACE])
+
+
+@pytest.fixture
+def app() -> "FlightsApp":
+    """An app of the test's own, whose stages have followed forty flights."""
+    from tests.support.histories import app_of
+
+    return app_of()
 
 
 @pytest.fixture(scope="session")

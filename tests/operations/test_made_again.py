@@ -8,20 +8,17 @@ from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.state.topics import TopicState
-from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Manifest
 
 from tests.operations.repair.test_reset import set_back
 from tests.operations.repair.test_rewind import assert_whole, rewound, tables
-from tests.support.histories import FlightsApp, Kafka, flights
+from tests.support.histories import FlightsApp, flights
 
 
 @pytest.fixture
-def app() -> FlightsApp:
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(40))
+def app(app: FlightsApp) -> FlightsApp:
     pin(app.store, newest_cut(app.store, app.name, stages_of(app.store, app.name)), "then", by="ada@host")
     return app
 

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from slackwater.snapshot.query.log import Remaining, RemainingOf
 from slackwater.state.topics import TopicState, are_two
 from slackwater.store.compaction.plan import rebase
 from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import writer
@@ -484,6 +486,18 @@ def copied(app: FlightsApp, store: ObjectStore) -> FlightsApp:
     attempts = app.kafka._attempts
     # Python will copy no `count` any more; this one gives later numbers, too.
     return deepcopy(app, {id(app.store): store, id(attempts): itertools.count(next(attempts))})
+
+
+@cache
+def _written(count: int) -> FlightsApp:
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(count))
+    return app
+
+
+def app_of(count: int = 40) -> FlightsApp:
+    """An app in a memory of its own, all of whose stages have followed so many flights, ten a batch."""
+    return copied(_written(count), MemoryStore())
 
 
 _WRITES: dict[str, dict[str, Callable[[Flight], str]]] = {

@@ -27,15 +27,13 @@ from slackwater.store.versions.manifest import Manifest, Policy
 
 from tests.store.objects.faulty_store import FaultyStore
 from tests.support.collecting import StoreClock, aging_app
-from tests.support.histories import FlightsApp, Kafka, flights, rows_of
+from tests.support.histories import FlightsApp, Kafka, app_of, flights, rows_of
 
 
 @pytest.fixture
 def app() -> FlightsApp:
     """Ten batches of a hundred flights: ten runs in each of two state partitions of each table."""
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(100))
-    return app
+    return app_of(100)
 
 
 @pytest.fixture

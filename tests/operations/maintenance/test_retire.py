@@ -18,7 +18,6 @@ from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import answers, request, try_complete
 from slackwater.snapshot.verify.verify import verify
-from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, history, published
 from slackwater.store.versions.commit import commit, successor
@@ -26,14 +25,7 @@ from slackwater.store.versions.manifest import Manifest, Sink
 from slackwater.store.versions.published import Place
 
 from tests.support.collecting import HOUR_MS, aging_app, fresh, killed_at_each_request, store_of
-from tests.support.histories import Flight, FlightsApp, Kafka, flights, rows_of
-
-
-@pytest.fixture
-def app() -> FlightsApp:
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(40))
-    return app
+from tests.support.histories import Flight, FlightsApp, flights, rows_of
 
 
 def gone(app: FlightsApp, stage: str = "carriers", *, dry_run: bool = False) -> Retired:

@@ -34,13 +34,6 @@ from tests.support.histories import STAGES, Flight, FlightsApp, Kafka, flights
 WRITER = "01K9TZ3Y5C8V0WQ2X4N6M8R0TB"
 
 
-@pytest.fixture
-def app() -> FlightsApp:
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(40))
-    return app
-
-
 def set_back(
     app: FlightsApp,
     *topics: str,

@@ -70,13 +70,6 @@ def assert_whole(app: FlightsApp) -> None:
     assert report.consistent, [each.message for each in report.differences]
 
 
-@pytest.fixture
-def app() -> FlightsApp:
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(40))
-    return app
-
-
 def test_state_and_offsets_are_as_then_and_what_comes_after_is_read_again(app: FlightsApp, cache: SstCache) -> None:
     then = {stage: app.heads[stage] for stage in STAGES}
     was = tables(app)

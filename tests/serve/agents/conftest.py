@@ -62,7 +62,8 @@ def agent_at(url: str, token: str = "", **how: Any) -> Iterator[Agent]:
     async def session() -> AsyncIterator[Client]:
         headers = {"authorization": f"Bearer {token}"} if token else {}
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=60) as http,
+            # It reads no certificates of authorities, as no server of tests has one.
+            httpx2.AsyncClient(headers=headers, timeout=60, verify=False) as http,
             Client(streamable_http_client(f"{url}/mcp", http_client=http), **how) as opened,
         ):
             yield opened
@@ -87,15 +88,25 @@ def agents_at(written: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> 
         yield begun
 
 
-@pytest.fixture
-def masked(agents_at: Any) -> Iterator[Agent]:
-    """An agent that may not see values."""
+@pytest.fixture(scope="module")
+def masked_session(agents_at: Any) -> Iterator[Agent]:
     with agent_at(agents_at()) as agent:
         yield agent
 
 
-@pytest.fixture
-def seeing(agents_at: Any) -> Iterator[Agent]:
-    """One that may."""
+@pytest.fixture(scope="module")
+def seeing_session(agents_at: Any) -> Iterator[Agent]:
     with agent_at(agents_at(shows_values=True)) as agent:
         yield agent
+
+
+@pytest.fixture
+def masked(masked_session: Agent) -> Agent:
+    """An agent that may not see values."""
+    return Agent(masked_session.portal, masked_session.session)
+
+
+@pytest.fixture
+def seeing(seeing_session: Agent) -> Agent:
+    """One that may."""
+    return Agent(seeing_session.portal, seeing_session.session)

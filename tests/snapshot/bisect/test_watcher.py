@@ -11,7 +11,7 @@ from slackwater.snapshot.cut.resolve import resolve
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
-from tests.support.histories import Flight, FlightsApp, Kafka, flights
+from tests.support.histories import Flight, FlightsApp, Kafka, app_of, flights
 
 FAST = Invariant("no-flight-is-late", "FROM carriers WHERE delay > 1000", 10_000)
 SLOW = Invariant("flights-add-up", "SELECT 1 WHERE (SELECT sum(flights) FROM carriers) < 0", 60_000)
@@ -26,9 +26,7 @@ def cache(tmp_path: Path) -> Iterator[SstCache]:
 
 @pytest.fixture
 def app() -> FlightsApp:
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(20))
-    return app
+    return app_of(20)
 
 
 def watching(app: FlightsApp, cache: SstCache, *invariants: Invariant) -> Watcher:

@@ -47,13 +47,6 @@ T = TypeVar("T")
 RENAMES = {"delay": "minutes"}
 
 
-@pytest.fixture
-def app() -> FlightsApp:
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(40))
-    return app
-
-
 def program(app: FlightsApp, **tables: Table) -> Declared:
     """The app's program, with other tables."""
     declared = {**TABLES, **tables}

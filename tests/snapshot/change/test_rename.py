@@ -32,24 +32,21 @@ from slackwater.snapshot.verify.verify import verify
 from slackwater.state.fits import Declared, DeclaredStage
 from slackwater.state.records import Position
 from slackwater.state.topics import TopicState
-from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import commit, history, published
 from slackwater.store.versions.manifest import Column, Former, Manifest, Sink, Table
 from slackwater.store.versions.published import Place
 
 from tests.support.collecting import FEW, Killed, aging_app, gc, keys_of, store_of, wait
-from tests.support.histories import SCHEMA, TABLES, FlightsApp, Kafka, flights, rows_of
+from tests.support.histories import SCHEMA, TABLES, FlightsApp, flights, rows_of
 from tests.support.manifests import claim
 
 RENAMED = {"legs": "hops", "aircraft": "planes", "carriers": "airlines"}
 
 
 @pytest.fixture
-def app() -> FlightsApp:
+def app(app: FlightsApp) -> FlightsApp:
     """The last stages have still to read some rows."""
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(40))
     lag(app)
     return app
 

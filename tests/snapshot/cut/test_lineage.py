@@ -17,13 +17,6 @@ from tests.models.profiles import scaled
 from tests.support.histories import STAGES, Flight, FlightsApp, Kafka, flights
 
 
-@pytest.fixture
-def app() -> FlightsApp:
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(40))
-    return app
-
-
 def moment(app: FlightsApp, text: str) -> Cut:
     return resolve(app.store, text, now_ms=app.clock.now_ms)
 

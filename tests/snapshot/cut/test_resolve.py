@@ -18,19 +18,12 @@ from slackwater.store.versions import apps
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest
 
 from tests.models.profiles import scaled
-from tests.support.histories import STAGES, START_MS, Clock, Flight, FlightsApp, Kafka, copied, flights, rows_of
-
-
-@pytest.fixture(scope="module")
-def six_batches() -> FlightsApp:
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(60))
-    return app
+from tests.support.histories import STAGES, START_MS, Clock, Flight, FlightsApp, Kafka, app_of, flights, rows_of
 
 
 @pytest.fixture
-def app(six_batches: FlightsApp) -> FlightsApp:
-    return copied(six_batches, MemoryStore())
+def app() -> FlightsApp:
+    return app_of(60)
 
 
 def cut(app: FlightsApp, text: str, *, now_ms: int | None = None) -> Cut:

@@ -15,18 +15,16 @@ from slackwater.snapshot.query.answers import arrow_of, channel_tables
 from slackwater.snapshot.query.sql import connect, names_channels, run_query
 from slackwater.snapshot.take.remove import remove
 from slackwater.snapshot.take.snapshots import pin
-from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
-from tests.support.histories import CAPTURED, SCHEMA, Flight, FlightsApp, Kafka, flights
+from tests.support.histories import CAPTURED, SCHEMA, Flight, FlightsApp, Kafka, app_of, flights
 from tests.support.manifests import claim
 
 
 @pytest.fixture
 def app() -> FlightsApp:
     """All stages have followed 20 flights, and `aircraft` is 6 behind."""
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(20))
+    app = app_of(20)
     app.send(*flights(6, delay=99))
     app.step("legs")
     return app

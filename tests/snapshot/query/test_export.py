@@ -11,23 +11,15 @@ from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.export import Exported, export, load
 from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
-from tests.support.histories import FlightsApp, Kafka, flights
+from tests.support.histories import FlightsApp
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[SstCache]:
     with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
         yield cache
-
-
-@pytest.fixture
-def app() -> FlightsApp:
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(40))
-    return app
 
 
 def at(app: FlightsApp, ref: str) -> Cut:

@@ -12,6 +12,7 @@ from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.first_rows import FIRST, first_rows
 from slackwater.store.objects.memory import MemoryStore
 
+from tests.models.profiles import scaled
 from tests.support.histories import FlightsApp, Kafka, flights
 
 
@@ -30,6 +31,7 @@ def all_pages(app: FlightsApp, table: str, limit: int) -> tuple[list[dict[str, o
         start = page.next_hash
 
 
+@scaled(50)
 @given(
     steps=st.lists(
         st.tuples(st.integers(1, 60), st.sampled_from(["batch", "compact", "rescale"])), min_size=1, max_size=5

@@ -19,19 +19,12 @@ from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Manifest, Table
 
 from tests.models.profiles import scaled
-from tests.support.histories import FlightsApp, Kafka, copied, flights, rows_of
-
-
-@pytest.fixture(scope="module")
-def six_batches() -> FlightsApp:
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(60))
-    return app
+from tests.support.histories import FlightsApp, Kafka, app_of, flights, rows_of
 
 
 @pytest.fixture
-def app(six_batches: FlightsApp) -> FlightsApp:
-    return copied(six_batches, MemoryStore())
+def app() -> FlightsApp:
+    return app_of(60)
 
 
 def now(app: FlightsApp) -> Cut:

@@ -18,14 +18,12 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, codec, keys
 from slackwater.store.versions.manifest import AppInfo, Origin
 
-from tests.support.histories import START_MS, FlightsApp, Kafka, flights
+from tests.support.histories import START_MS, FlightsApp, Kafka, app_of, flights
 
 
 @pytest.fixture
 def app() -> FlightsApp:
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(30))
-    return app
+    return app_of(30)
 
 
 def now(app: FlightsApp) -> Cut:

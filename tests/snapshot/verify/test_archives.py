@@ -12,15 +12,14 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, keys
 
 from tests.store.archive.small_archives import append
-from tests.support.histories import FlightsApp, Kafka, flights
+from tests.support.histories import FlightsApp, app_of
 
 APP, PREFIX = "flights", "flights/input/orders/"
 
 
 @pytest.fixture
 def app() -> FlightsApp:
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(5))
+    app = app_of(5)
     append(app.store, APP, Extent(0, 0, 10), Extent(1, 5, 7))
     append(app.store, APP, Extent(0, 20, 30))
     return app

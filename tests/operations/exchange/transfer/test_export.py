@@ -31,7 +31,7 @@ from tests.documents.test_links import ROOT, blocks
 from tests.models.profiles import scaled
 from tests.operations.repair.rejected.rejecting import reject
 from tests.snapshot.cut.test_ttl_moments import Hourly
-from tests.support.histories import STAGES, FlightsApp, Kafka, flights
+from tests.support.histories import STAGES, FlightsApp, Kafka, app_of, copied, flights
 
 NOW_MS = 2_000_000_000_000
 
@@ -43,8 +43,7 @@ def app() -> FlightsApp:
 
 def running(store: ObjectStore) -> FlightsApp:
     """An app with deleted keys, merged SSTs, and records in flight on both of its channels."""
-    app = FlightsApp(store, Kafka())
-    app.run(flights(40))
+    app = copied(app_of(), store)
     app.compact("aircraft")
     app.delete("carriers", "C1")
     app.send(*flights(10))

@@ -71,13 +71,6 @@ def assert_whole(app: FlightsApp) -> None:
     assert report.consistent, [each.message for each in report.differences]
 
 
-@pytest.fixture
-def app() -> FlightsApp:
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(40))
-    return app
-
-
 names = st.sampled_from(["C0", "C1", "C2", "XX"])
 statements = st.one_of(
     st.builds("UPDATE carriers SET delay = delay + {} WHERE carrier >= '{}'".format, st.integers(-9, 9), names),

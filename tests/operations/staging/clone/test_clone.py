@@ -26,7 +26,7 @@ from slackwater.store.versions.manifest import AppInfo, EventTime, Manifest, Sin
 
 from tests.models.profiles import scaled
 from tests.store.objects.faulty_store import FaultyStore
-from tests.support.histories import STAGES, Clock, Flight, FlightsApp, InFlight, Kafka, flights, rows_of
+from tests.support.histories import STAGES, Clock, Flight, FlightsApp, InFlight, Kafka, app_of, copied, flights, rows_of
 
 T = TypeVar("T")
 
@@ -38,8 +38,7 @@ def app() -> FlightsApp:
 
 def running(store: ObjectStore) -> FlightsApp:
     """An app with records in flight on both of its channels."""
-    app = FlightsApp(store, Kafka())
-    app.run(flights(40))
+    app = copied(app_of(), store)
     app.send(*flights(10))
     app.step("legs")
     app.step("aircraft")

@@ -16,10 +16,9 @@ from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.diff.moments import new_tables
 from slackwater.snapshot.take import audit_log
-from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import history
 
-from tests.support.histories import FlightsApp, Kafka, flights
+from tests.support.histories import FlightsApp, app_of
 
 PROGRAM = """
 import slackwater as sw
@@ -36,9 +35,7 @@ app.stage(reads=by_carrier, state=state, name="late")(lambda rows: rows)
 
 @pytest.fixture
 def app() -> FlightsApp:
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(20))
-    return app
+    return app_of(20)
 
 
 def planned(app: FlightsApp, folder: Path, aircraft: str = "aircraft", **more: Any) -> TrialPlan:

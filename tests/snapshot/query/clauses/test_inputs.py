@@ -11,7 +11,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
 from tests.store.archive.small_archives import BY, append
-from tests.support.histories import FlightsApp, Kafka, flights
+from tests.support.histories import FlightsApp, Kafka, app_of, flights
 
 APP = "flights"
 
@@ -19,8 +19,7 @@ APP = "flights"
 @pytest.fixture
 def app() -> FlightsApp:
     """An app whose first stage has read 30 records, of which those from the fourth on are archived."""
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(30))
+    app = app_of(30)
     for partition, end in enumerate(ends(app)):
         if end > 3:
             append(app.store, APP, Extent(partition, 3, end + 4), topic="flights")
