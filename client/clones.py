@@ -16,6 +16,7 @@ from ..operations.staging.refresh import origin_of, refresh
 from ..pipeline.kafka.channels import group_of
 from ..snapshot.change.first_versions import has_run
 from ..snapshot.take.waiting import asks_nobody
+from ..snapshot.under_way.exclusion import HERE, Intent, check_exclusion
 from ..store.versions.apps import called, find_app, folder_of, in_folder
 from .backends import Backends
 from .declared.operations import (
@@ -116,6 +117,7 @@ class AppClones(AppHistory):
         """
         client, dry_run = self._client, options["dry_run"]
         self._check_allowed("to make it anew", options)
+        check_exclusion(client.store, self.name, Intent.REFRESH, *HERE, dry_run=dry_run)
         # Of the clone itself, half may be gone: the source says what it is, and has the archive.
         made_from = origin_of(client.store, self.name)
         source = client.beside(made_from.root)

@@ -88,7 +88,7 @@ def test_a_move_fences_the_old_place_and_a_drill_reports(app: FlightsApp, tmp_pa
     assert f"runs under {other}" in refused.stderr
     assert "left behind" in done("status", "flights")
     refused = slackwater("replicate", "flights", "--to", str(tmp_path / "third"), "--once")
-    assert "left behind by a recovery" in refused.stderr
+    assert "was recovered elsewhere by" in refused.stderr
     assert "counted no more" in done("replicate", "flights", "--to", other, "--end")
 
 
