@@ -60,18 +60,18 @@ matrix: $(SPARKS:%=.cache/spark-%/.ready) ## the tests with Spark, on each older
 programs: $(READY)
 	@$(BIN)/python -m tests.programs $(PROGRAMS)
 
-# Once for the four processes that run them, the assertions of all tests are rewritten as pytest does it.
+# Once for the five processes that run them, the assertions of all tests are rewritten as pytest does it.
 collect: $(READY)
 	@$(BIN)/python -m pytest -q --collect-only >/dev/null 2>&1 || true  # the tests themselves say what fails
 
-# Spark and Kafka are waited for more than they work: two tests at a time have them, each with servers of its own, and what
-# needs neither takes the rest of the machine meanwhile. Files begin in their order: left to itself, xdist begins those with
-# the fewest tests last, which here take the longest.
+# Spark and Kafka are waited for more than they work: three tests at a time have them, each with servers of its own, and
+# what needs neither takes the rest of the machine meanwhile. Files begin in their order: left to itself, xdist begins those
+# with the fewest tests last, which here take the longest.
 test-without-servers: programs
 	@nice -n 10 $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder -m "not kafka and not spark and $(CHOSEN)" $(RECORD)
 
 test-with-servers: programs
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "($(SERVERS)) and $(CHOSEN)" $(RECORD) \
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "($(SERVERS)) and $(CHOSEN)" $(RECORD) \
 		$$(grep -rlE '$(WITH_SERVERS)' tests --include='test_*.py' | LC_ALL=C sort)
 
 check: $(READY) .types/slackwater ## formatting, lint, types, direction of imports
@@ -84,7 +84,9 @@ format: $(READY) ## format the code and fix what ruff can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(PEERS) programs ## every figure beside its peer: a table, bench/out/results.json, bench/out/bench.svg (over half an hour)
+# Load for servers.
+bench: PROGRAMS += vegeta
+bench: $(PEERS) programs ## every figure beside its peer: a table, bench/out/results.json, bench/out/bench.svg (at most 90 minutes)
 	@$(BIN)/python -m bench $(NAMES)
 
 soak: programs ## for hours: real apps whose stages are killed, 100,000 schedules of the protocol, the store's models

@@ -51,7 +51,6 @@ class StoredApp(AppFailover):
         client, now_ms = self._client, instants.now_ms()
         waiting = retries.waiting(client.store, self.name, stage)
         running = {name for beat in runners.beats(client.store, self.name, now_ms) for name in beat.stages}
-        self._check_runs_here("a retry", dry_run=dry_run)
         for name in () if dry_run else waiting:
             retries.ask(client.store, self.name, name, by=client.by, now_ms=now_ms)
         return rows.retries(self.name, waiting, running, dry_run=dry_run)
@@ -91,7 +90,7 @@ class StoredApp(AppFailover):
                 hint=f"{verb}@-1h, or another moment of it; or {verb} --before-deploy",
             )
         read_app(self._client.store, self.name)
-        self._check_allowed("to rewind it", yes_really, dry_run=dry_run, here="a rewind")
+        self._check_allowed("to rewind it", yes_really, dry_run=dry_run)
         client, now_ms = self._client, instants.now_ms()
         channels = (
             None if keep_offsets else client.known_channels("which holds what is to be read once more", self.name)
@@ -149,7 +148,7 @@ class StoredApp(AppFailover):
             Refused: a runner has the app, the topic is one between its stages, or Kafka does not hold the offsets.
         """
         read_app(self._client.store, self.name)
-        self._check_allowed("to reset its offsets", yes_really, dry_run=dry_run, here="a reset")
+        self._check_allowed("to reset its offsets", yes_really, dry_run=dry_run)
         client, now_ms = self._client, instants.now_ms()
         text = in_words(to_datetime)
         scenario = Scenario.of(
@@ -209,7 +208,7 @@ class StoredApp(AppFailover):
             Refused: the table cannot be edited, the rows do not fit it, or the runner did not come to it; nothing was
                 changed then.
         """
-        self._check_allowed(f"to edit {table}", yes_really, dry_run=dry_run, here="an edit")
+        self._check_allowed(f"to edit {table}", yes_really, dry_run=dry_run)
         client, on_wait = self._client, "{} has it, and does it between two batches …"
         before = newest(client.store, self.name, table).stages[table]
         done = edit(
@@ -260,7 +259,7 @@ class StoredApp(AppFailover):
                 app shares SSTs with one that it was cloned from; other keys are being forgotten; a snapshot, a clone
                 or an edit is under way; a clone cannot be reached.
         """
-        self._check_allowed("to forget keys of it", yes_really, dry_run=dry_run, here="forgetting")
+        self._check_allowed("to forget keys of it", yes_really, dry_run=dry_run)
         client = self._client
         done = forget_keys(
             client.store,
@@ -311,7 +310,6 @@ class StoredApp(AppFailover):
     def rescale(self, stage: str, partitions: int, *, dry_run: bool = False) -> Result:
         """Change the number of state partitions of a stage's table. Raises `NotFound` for it, and `Refused`."""
         client, now_ms = self._client, instants.now_ms()
-        self._check_runs_here("a rescale", dry_run=dry_run)
         done = rescale(client.store, self.name, stage, partitions, by=client.by, now_ms=now_ms, dry_run=dry_run)
         return maintenance.rescaled(done, dry_run=dry_run)
 
@@ -339,7 +337,7 @@ class StoredApp(AppFailover):
         Raises `NotFound` where there is none, and `Refused` where another stage reads what it sends.
         """
         client, group = self._client, group_of(self.name, stage)
-        self._check_allowed(f"to retire {stage}", yes_really, dry_run=dry_run, here="retiring a stage")
+        self._check_allowed(f"to retire {stage}", yes_really, dry_run=dry_run)
         done = retire(client.store, self.name, stage, by=client.by, now_ms=instants.now_ms(), dry_run=dry_run)
         try:
             if client.settings.brokers and not dry_run:
@@ -398,7 +396,6 @@ class StoredApp(AppFailover):
         """
         from ..operations.maintenance.archive_fill import TopicFilled, fill
 
-        self._check_runs_here("filling the archive", dry_run=dry_run or since is None)
         client = self._client
         filled: tuple[TopicFilled, ...] | None = None
         if since is not None:
@@ -413,7 +410,6 @@ class StoredApp(AppFailover):
 
     def compactor(self, stages: Sequence[str], threads: int, stop: Event) -> AppCompactor:
         """What merges with so many threads what is due, until `stop`."""
-        self._check_runs_here("compaction")
         client, wanted, clock = self._client, tuple(stages), instants.now_ms
         store, cache, by = client.store, client.cache, client.by
         return AppCompactor(store, cache, self.name, wanted, by=by, threads=threads, now_ms=clock, stop=stop)
@@ -435,7 +431,6 @@ class StoredApp(AppFailover):
             raise Usage(f"--margin is {format_ms(margin_ms)}; expected 1h or more: {why}", hint=hint)
         if explained:
             return maintenance.explained(explain(client.store, self.name, explained, retention, margin_ms=margin_ms))
-        self._check_runs_here("garbage collection", dry_run=dry_run)
         done = collect(client.store, self.name, retention, by=client.by, dry_run=dry_run, margin_ms=margin_ms)
         return maintenance.collected(done)
 

@@ -135,7 +135,7 @@ class AppClones(AppHistory):
                 promotion, or it could not be made anew.
         """
         client = self._client
-        self._check_allowed("to make it anew", yes_really, dry_run=dry_run, here="making it anew")
+        self._check_allowed("to make it anew", yes_really, dry_run=dry_run)
         # Of the clone itself, half may be gone: the source says what it is, and has the archive.
         made_from = origin_of(client.store, self.name)
         source = client.beside(made_from.root)
@@ -197,10 +197,8 @@ class AppClones(AppHistory):
             )
         return self.remove(topics=topics, fence=fence, yes_really=yes_really, dry_run=dry_run)
 
-    def _check_allowed(self, what: str, typed: str, *, dry_run: bool, here: str = "") -> None:
-        """Raise `Protected`; and where it is done `here`, such as "a rewind", `Refused` as `_check_runs_here`."""
-        if here:
-            self._check_runs_here(here, dry_run=dry_run)
+    def _check_allowed(self, what: str, typed: str, *, dry_run: bool) -> None:
+        """Raise `Protected` where the app is, and its name was not typed."""
         if not dry_run:
             protection.check(self._client.store, self.name, what, typed, self.called)
 

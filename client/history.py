@@ -21,8 +21,6 @@ from ..snapshot.cut.graph import Cut
 from ..snapshot.cut.in_flight import in_flight
 from ..snapshot.cut.lineage import Lineage, trace
 from ..snapshot.cut.refs import AtTime, parse
-from ..snapshot.cut.replicas import PREFIX as REPLICA_CUT
-from ..snapshot.cut.replicas import check_runs_here
 from ..snapshot.cut.resolve import again_if_forgotten, resolve
 from ..snapshot.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, read_snapshot
 from ..snapshot.diff.key_history import RowHistory, key_history
@@ -163,7 +161,6 @@ class AppHistory(Shown):
         """
         store, reader = self._client.store, self._client.channels_of(self.name)
         instant = instant or asks_nobody(store, self.name)
-        self._check_runs_here("a snapshot by markers", dry_run=instant)
         taken, _ = take(store, self.name, name, by=self._client.by, reader=reader, instant=instant, timeout_s=timeout_s)
         return self.at(taken.name)
 
@@ -176,7 +173,6 @@ class AppHistory(Shown):
         read_app(store, app)
         alone = asks_nobody(store, app)
         instant = instant or alone
-        self._check_runs_here("a snapshot by markers", dry_run=instant)
 
         def is_new() -> bool:
             # A call that was interrupted is typed again: it finds what that one took, or its request.
@@ -205,8 +201,6 @@ class AppHistory(Shown):
         Raises `NotFound` where there is none, and `Refused` where a clone lives from it.
         """
         client = self._client
-        if name.startswith(REPLICA_CUT):
-            self._check_runs_here(f"the snapshot {name} pins its cut, and removing it", dry_run=dry_run)
         gone = remove_or_withdraw(client.store, self.name, name, by=client.by, force=force, dry_run=dry_run)
         return snapshots.unpinned(f"{self.name}@{name}", gone, dry_run=dry_run)
 
@@ -437,11 +431,6 @@ class AppHistory(Shown):
             why = f" ({', '.join(map(history.anew, topics_now))})" if topics_now else ""
             told = f"Kafka does not hold all input any more of {versions}{why}: these can be found, not replayed"
             client.note(f"note: {told}")
-
-    def _check_runs_here(self, what: str, *, dry_run: bool = False) -> None:
-        """Raise `Refused` where the app is a replica, or was left behind: `what` is done where it runs."""
-        if not dry_run:
-            check_runs_here(self._client.store, self.name, what)
 
     def _predicate(
         self, where: str, check: str, table: str, python: Function | None = None, run: str = ""

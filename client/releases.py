@@ -195,7 +195,6 @@ class AppReleases(AppClones):
         if "~" in name:
             raise Usage(f"{name} is an app that a name went over from", hint="promote over the name alone")
         what = f"to promote {staging} over it" if staging else "to give the name back"
-        loser._check_runs_here("a promotion", dry_run=dry_run)
         channels = client.known_channels("which has the topics that both apps read")
         done = promote(
             client.store,

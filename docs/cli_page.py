@@ -28,6 +28,7 @@ _USUAL = 0.8
 """The share of verbs from which on a shared option is not listed at each of them."""
 _SPAN_EXAMPLES = re.compile(r" \(30s, .*\)$")
 _REPEATED = " May be repeated."
+_SHARED_HEAD = ("## Options of many verbs", "", "An option with `...` may be repeated.", "")
 _SECTION = re.compile(r"^### (slackwater [a-z ]+)\n(.*?)(?=^##+ |\Z)", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"(`[^`]*`)")
 _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*[a-z])")
@@ -149,7 +150,7 @@ def written(page: str) -> str:
     every = list(verbs())
     of_verbs = {words: rows(command) for _, words, command in every}
     shared = Shared(of_verbs)
-    lines = [top.rstrip(), "", MADE, "", "## Options of many verbs", "", *_table([]), *shared.table(), ""]
+    lines = [top.rstrip(), "", MADE, "", *_SHARED_HEAD, *_table([]), *shared.table(), ""]
     before = ""
     for title, words, command in every:
         if title != before:

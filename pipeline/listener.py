@@ -1,4 +1,4 @@
-"""What goes on in a run, told to whoever listens: the terminal, metrics, probes, and what follows the commits."""
+"""Events of a run and their listeners: the terminal, metrics, probes, and components that follow commits."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveState:
-    """How far the archive of a topic is."""
+    """Progress of the input archive of a topic."""
 
     app: str
     topic: str
@@ -26,10 +26,10 @@ class ArchiveState:
 
 
 class Listener:
-    """Hears what goes on, from several threads. The methods of this base do nothing."""
+    """Receives the events of a run, from several threads. The methods of this base do nothing."""
 
     def doing(self, what: str) -> None:
-        """What goes on from now on: "starting Spark"; empty once batches run."""
+        """Activity from now on, such as "starting Spark"; empty once batches run."""
 
     def running(self, triggers_s: Mapping[str, float], patience_s: float, held: Callable[[str], bool]) -> None:
         """Batches of these stages run from now on, each started at most once in its `triggers_s` seconds.
@@ -48,7 +48,7 @@ class Listener:
         """The driver's loop came round."""
 
     def looked(self, stage: str, *, busy: bool, version: int) -> None:
-        """Whether a batch of a stage is under way, and its newest version."""
+        """State of a stage: `busy` while a batch is under way; its newest version."""
 
     def checked(self) -> None:
         """All stages were seen to be this runner's."""
@@ -57,10 +57,10 @@ class Listener:
         """Spark's JVM answered; `tasks` is another value when a task has ended since."""
 
     def lags(self, stages: "tuple[StageLag, ...]") -> None:
-        """How far every stage of the app is, every few seconds."""
+        """Lag of every stage of the app, every few seconds."""
 
     def archived(self, states: tuple[ArchiveState, ...]) -> None:
-        """How far the input archives of the topics that are read here are, every few seconds."""
+        """Progress of the input archives of the topics that are read here, every few seconds."""
 
     def collected(self, done: "Collected") -> None:
         """Garbage of the app was collected, beside the batches."""
@@ -70,7 +70,7 @@ class Listener:
 
 
 class Listeners(Listener):
-    """Tells several listeners, in their order; None is none."""
+    """Passes each event to several listeners, in their order. None is left out."""
 
     def __init__(self, *listeners: Listener | None) -> None:
         for name in [name for name in vars(Listener) if not name.startswith("_")]:
@@ -86,7 +86,7 @@ def _all(methods: "list[Callable[..., None]]") -> Callable[..., None]:
 
 
 class Callbacks(Listener):
-    """Passes on what goes on, in words, and the batches that are committed."""
+    """Calls a function with each activity, and another one with each committed batch."""
 
     def __init__(
         self,

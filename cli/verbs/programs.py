@@ -338,7 +338,7 @@ def migrate(
 
     Says what changes, table by table, pins a snapshot of the moment before, and commits one version a stage: all of
     them or none. No data is rewritten; what has another meaning now is refused. A runner of the old program stops.
-    New columns are computed from here on; for the past, too: slackwater clone --empty, run, promote.
+    New columns count from here on. To have them over the past, too: slackwater clone --empty, run, promote.
     """
     renames = pairs("--rename", rename, "OLD=NEW", "delay=delay_min")
     stages = pairs("--rename-stage", rename_stage, "OLD=NEW", "carriers=airlines")

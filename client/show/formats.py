@@ -1,7 +1,7 @@
 """How numbers, spans of time and windows of offsets are written, short enough for the columns of a table."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from ...common.durations import rounded
 
@@ -59,11 +59,6 @@ def between(topic: str, starts: Sequence[int], ends: Sequence[int]) -> str:
     """What lies between two offsets of each partition, as `windows`; partitions without anything are left out."""
     pairs = enumerate(zip(starts, ends, strict=False))
     return windows(f"{topic}[{partition}] {start}..{end}" for partition, (start, end) in pairs if start < end)
-
-
-def starts(by_topic: Mapping[str, Sequence[int]]) -> str:
-    """An offset of each partition, by topic: `flights[0] 120, [1] 98; legs[0] 3`."""
-    return "; ".join(offsets([each]) for each in sorted(by_topic.items()))
 
 
 def bar(done: int, total: int) -> str:

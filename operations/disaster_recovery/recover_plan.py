@@ -14,6 +14,8 @@ from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, without_retired
 from ...snapshot.cut.replicas import Replica, ReplicaCut
 from ...snapshot.cut.stored import Snapshot, read_snapshot
+from ...snapshot.under_way.exclusion import Intent, check_exclusion
+from ...snapshot.under_way.signs import UnderWay
 from ...state.records import windows
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys
@@ -88,11 +90,8 @@ def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
     if found is None:
         there = tuple(name for name in target.list_folders("") if replicas.find(target, name))
         raise NotFound("replica", app, there, hint=f"looked under {target.url}; --from says where it is")
-    if found.state == "left":
-        raise Refused(
-            f"{app} under {target.url} was left behind when it was recovered: it runs under {found.root}",
-            hint=f"slackwater status {app} --store {found.root}; a replica of that may lie elsewhere",
-        )
+    history.list_stages(target, app)  # says so where it is half removed
+    check_exclusion(target, app, Intent.RECOVER, UnderWay.LEFT)
     cut = replicas.newest_cut(target, app)
     if cut is None or apps.find_app(target, app) is None:
         raise Refused(

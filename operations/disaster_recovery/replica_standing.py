@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from ...common import instants
 from ...errors import Forbidden, ObjectNotFound, Refused, Usage
 from ...snapshot.cut import replicas
-from ...snapshot.cut.replicas import Replica, find_recovery
+from ...snapshot.cut.replicas import Replica
 from ...snapshot.take.audit_log import record_once
+from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
+from ...snapshot.under_way.signs import UnderWay
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys, notes
 from ..staging.clone_plan import check_roots
@@ -32,14 +34,8 @@ class Pair:
             raise Usage(f"{app} is under {here} itself", hint="--to takes another store root, best elsewhere")
         check_roots(self.store, self.target, deep=False)
         info, found = apps.read_app(self.store, app), replicas.find(self.target, app)
-        mine = replicas.find(self.store, app)
-        if mine is not None and mine.state != "recovered" and not recovering:
-            is_copy = mine.state == "copy"
-            raise Refused(
-                f"{app} under {here} is {f'a replica of {mine.root}' if is_copy else 'left behind by a recovery'}; "
-                f"what is copied is the app itself, under {mine.root}",
-                hint=f"slackwater replicate {app} --store {mine.root} --to {there}",
-            )
+        if not recovering:
+            check_exclusion(self.store, app, Intent.REPLICATE, *HERE)
         where = f"{app} under {there}"
         if found is None:
             # A clone's replica may have brought SSTs of it along, which it shares: these are no app.
@@ -88,12 +84,7 @@ class Pair:
 
     def check_not_recovering(self) -> None:
         """Raise `Refused` where the app is being recovered from the target, or was. One request."""
-        if (found := find_recovery(self.target, self.app)) is not None:
-            raise Refused(
-                f"{self.app} is recovered from {self.target.url} by {found.by}, since {instants.when(found.time_ms)}: "
-                "nothing is copied there any more",
-                hint="it is the app itself once that is done",
-            )
+        check_exclusion(self.target, self.app, Intent.REPLICATE, UnderWay.RECOVERY)
 
     def check_same(self, stage: str, version: int) -> None:
         """Raise `Refused` where a stage's newest version in the target is not that of the app. Two requests."""

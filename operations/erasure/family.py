@@ -14,7 +14,9 @@ from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.stored import list_snapshots
 from ...snapshot.query.columns import parse_keys
 from ...snapshot.query.key_text import key_of
-from ...snapshot.take.remove import clone_lives, shared
+from ...snapshot.under_way.clones import clone_lives, shared
+from ...snapshot.under_way.exclusion import Intent, check_exclusion
+from ...snapshot.under_way.signs import UnderWay
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.hashing import hash_keys
 from ...store.versions import apps, history
@@ -179,16 +181,9 @@ def _member(store: ObjectStore, app: str) -> Member:
 def _clones(of: Member) -> Iterator[Member]:
     pins = [pin for pin in list_snapshots(of.store, of.app) if pin.kind == "clone"]
     living = {(pin.clone_root, pin.clone) for pin in pins if clone_lives(of.store, pin)}
+    check_exclusion(of.store, of.app, Intent.FORGET, UnderWay.CLONING)
     for root in sorted({"", *(pin.clone_root for pin in pins)}):
         where = of.store.at(root)
-        for name in apps.list_cloning(where):
-            note = apps.find_cloning(where, name)
-            origin = note.info.origin if note is not None and note.root in ("", of.store.url) else None
-            if origin is not None and origin.app == of.app:
-                raise Refused(
-                    f"a clone of {of.app}, {name}, is being made: it would have what is to be forgotten",
-                    hint="let it end, or type it again if it broke off; then forget the key",
-                )
         for other, objects in shared(of.store, of.app, root):
             # One that has merged all that it shared has the rows all the same.
             if objects or (root, other) in living:

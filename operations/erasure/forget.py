@@ -28,9 +28,10 @@ from ulid import ULID
 from ...common import instants
 from ...errors import Refused, SlackwaterError, Usage
 from ...snapshot.cut.kafka_topics import Topics
-from ...snapshot.cut.stored import notify, open_requests
+from ...snapshot.cut.stored import notify
 from ...snapshot.take.audit_log import record_once, why
-from ...snapshot.under_way.edit_request import EDITS
+from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
+from ...snapshot.under_way.signs import UnderWay
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import keys
@@ -123,6 +124,7 @@ def forget(
     Raises as `StoredApp.forget`, also `Usage` where a key is in the message that is to be kept, and `Corruption`
     where an object is missing or damaged: what was done stays done, and the same call goes on.
     """
+    check_exclusion(store, app, Intent.FORGET, *HERE, dry_run=dry_run)
     members = family_of(store, app)
     me = members[0]
     check_tables(me, asked)
@@ -388,7 +390,7 @@ def _begin(work: Work) -> bool:
         if found.digest != work.asked.digest(found.salt):
             if fresh and search is not work.searches[0]:
                 _end(work, only=new.id)
-            under_way.check_none(search.member.store, search.member.app, "no others are")
+            check_exclusion(search.member.store, search.member.app, Intent.FORGET, UnderWay.FORGETTING)
         fresh, new = False, found
     for search in work.searches:
         # Runners that run ahead of the store stop doing so.
@@ -408,16 +410,5 @@ def _check_quiet(work: Work) -> None:
     """See that nothing is under way that could make another object with a key."""
     for search in work.searches:
         store, app = search.member.store, search.member.app
-        if asked := open_requests(store, app):
-            raise Refused(
-                f"snapshot {asked[0].name!r} of {app} is under way, asked for by {asked[0].by}: it may keep records in "
-                "flight that hold what is to be forgotten",
-                hint="wait until it is complete, or withdraw it "
-                f"(slackwater snapshot rm {app} {asked[0].name}); then forget the key",
-            )
-        # One that is asked for from now on sees the note.
-        if EDITS.all(store, app):
-            raise Refused(
-                f"an edit of {app} is under way: it may make a row of what is to be forgotten",
-                hint="let it end: the same `slackwater edit` again finishes it; then forget the key",
-            )
+        # What is asked for from now on sees the note.
+        check_exclusion(store, app, Intent.FORGET, UnderWay.SNAPSHOT, UnderWay.EDIT)

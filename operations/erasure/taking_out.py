@@ -3,17 +3,13 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from io import BytesIO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-import xxhash
 from msgspec import Struct
 from msgspec.structs import replace
-from ulid import ULID
 
 from ...snapshot.take.audit_log import OPERATIONS
-from ...snapshot.take.capture import count_by_partition
+from ...snapshot.take.capture import count_by_partition, put_object
 from ...state.rejected_schema import REJECTED_RECORDS
 from ...store.compaction.merge import merge_rows
 from ...store.compaction.plan import newest_first
@@ -91,13 +87,8 @@ class Rewriting:
     def _records(self, search: Search, key: str, kept: pa.Table, gone: tuple[int, ...]) -> RecordsLeft:
         if not kept.num_rows:
             return RecordsLeft(None, gone=gone)
-        sink = BytesIO()
-        pq.write_table(kept, sink, compression="lz4", write_page_checksum=True)
-        data = sink.getvalue()
-        name = key.split("/")[2]
-        made = keys.captured(search.member.app, name, str(ULID()))
-        search.member.store.put(made, data)
-        return RecordsLeft(made, kept.num_rows, len(data), xxhash.xxh3_128_hexdigest(data), gone)
+        made = put_object(search.member.store, search.member.app, key.split("/")[2], kept)
+        return RecordsLeft(made.key, made.rows, made.bytes, made.checksum, gone)
 
 
 @dataclass

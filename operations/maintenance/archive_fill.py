@@ -13,6 +13,7 @@ from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.take.audit_log import record
+from ...snapshot.under_way.exclusion import Intent, check_exclusion
 from ...state.records import ranges
 from ...state.topics import are_two, is_known
 from ...store.archive import index, merge
@@ -67,6 +68,7 @@ def fill(
 
     Of topics of which there is no archive, one is begun. Raises as `StoredApp.archive`, and `Corruption`.
     """
+    check_exclusion(store, app, Intent.ARCHIVE, dry_run=dry_run)
     heads = heads_of(store, app, stages_of(store, app))
     wanted: _ByTopic = {}
     for stage, head in sorted(heads.items()):

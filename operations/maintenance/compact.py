@@ -15,6 +15,7 @@ from ulid import ULID
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.take.audit_log import record
+from ...snapshot.under_way.exclusion import Intent, check_exclusion
 from ...store.compaction.merge import Stopped, run
 from ...store.compaction.picker import pick_for
 from ...store.compaction.plan import Compaction, Done, apply_to
@@ -298,6 +299,7 @@ class AppCompactor:
         """
         names = self.wanted or stages_of(self.store, self.app)
         if new := tuple(name for name in names if name not in self._stages):
+            check_exclusion(self.store, self.app, Intent.COMPACT)
             # Where the store does not answer, they are still new the next time.
             heads = _tables_of(self.store, self.app, new, all_have_one=bool(self.wanted))
             self._stages |= dict.fromkeys(new)

@@ -31,15 +31,14 @@ from ...snapshot.cut.stored import find_snapshot
 from ...snapshot.gc import census
 from ...snapshot.gc.inventory import storage_clock_ms
 from ...snapshot.take.audit_log import Operation, why
-from ...snapshot.take.remove import check_unused
 from ...snapshot.take.remove import remove as remove_snapshot
+from ...snapshot.under_way.exclusion import Intent, check_exclusion
+from ...snapshot.under_way.signs import UnderWay
 from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, history, horizon, keys, limits, notes
 from ...store.versions.manifest import Manifest
 
-_ALIVE_MS = 60_000
-"""A stage that committed within this time has a runner, as far as one can tell."""
 _BATCH = 1_000
 """Objects that are deleted between two checks of the note."""
 
@@ -133,9 +132,9 @@ def remove_app(
     heads = {} if begun else heads_of(store, app, _stages(store, app, cloning))
     if whole or begun is None:
         if not force:
-            check_unused(store, app)
+            check_exclusion(store, app, Intent.REMOVE, UnderWay.CLONING, UnderWay.CLONES)
         if not fence and cloning is None:
-            _check_not_held(app, heads, now_ms)
+            check_exclusion(store, app, Intent.REMOVE, UnderWay.RUNNER)
     removal = begun or _noted(store, app, heads, cloning, by)
     if dry_run:
         return Removed(removal, _contents(store, app), False)
@@ -165,7 +164,7 @@ def remove_app(
                         hint="stop its runner and say it again",
                     )
             if not force:
-                check_unused(store, app)
+                check_exclusion(store, app, Intent.REMOVE, UnderWay.CLONING, UnderWay.CLONES)
             give_up(store, app, newest.values(), by=by, now_ms=now_ms)
             check_nameless(store, app)
         except Refused:
@@ -262,18 +261,8 @@ def _release(store: ObjectStore, removal: Removal) -> None:
             remove_snapshot(source, removal.source, removal.snapshot)
 
 
-def _check_not_held(app: str, heads: Mapping[str, Manifest], now_ms: int) -> None:
-    for stage, head in heads.items():
-        age_s = (now_ms - head.time_ms) // 1_000
-        if head.traits.by_runner and age_s * 1_000 < _ALIVE_MS:
-            raise Refused(
-                f"stage {app}/{stage} committed {max(age_s, 0)} s ago, by {head.by}: a runner holds it",
-                hint="stop it first, or say --fence: then it stops within seconds",
-            )
-
-
 def _contents(store: ObjectStore, app: str) -> Contents:
-    counts, size = Counter[census.Row | None](), 0
+    counts, size = Counter[census.ObjectKind | None](), 0
     for info in store.list(f"{app}/"):
         counts[census.kind_of(info.key)] += 1
         size += info.size_bytes

@@ -25,6 +25,7 @@ from ...snapshot.change.migrate import Migrated, find_plan, finish_earlier, migr
 from ...snapshot.cut import replicas
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.take.audit_log import whoami
+from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
 from ...state.fits import Declared, DeclaredStage
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
@@ -79,7 +80,7 @@ def migrate_app(
     listener = listener or Listener()
     info = apps.read_app(store, program.name)
     if not dry_run:
-        replicas.check_runs_here(store, program.name, "a migration")
+        check_exclusion(store, program.name, Intent.MIGRATE, *HERE)
     check_program(store, program, heads_of(store, program.name, stages_of(store, program.name)).values())
     finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=instants.now_ms())
     found = find_plan(store, with_spark(program, options, listener), renames, stages=stages)

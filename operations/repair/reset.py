@@ -13,12 +13,13 @@ from ...snapshot.cut.graph import descendants, order
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.migrations import MIGRATIONS, MigratedStage
 from ...snapshot.cut.moments import heads_of, newest_cut, stages_of
+from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
+from ...snapshot.under_way.signs import UnderWay
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.kinds import RESET
 from ...store.versions.manifest import Input, Manifest
 from .rewind import pin_before
 from .rewind_offsets import ReadFrom, Scenario
-from .rewind_plan import check_not_held
 
 BEFORE = "before-reset-"
 """What the snapshots of the moment before a reset begin with; its number follows."""
@@ -105,9 +106,10 @@ def reset(
     once, while nobody has read on since. Raises as `StoredApp.reset`.
     """
     if not dry_run:
+        check_exclusion(store, app, Intent.RESET, *HERE)
         finish_earlier(store, app, now_ms=now_ms)
     heads = heads_of(store, app, stages_of(store, app))
-    number = check_done(store, app, heads) + 1
+    number = check_done(store, app, heads, Intent.RESET) + 1
     words = (f"{topic}:{','.join(map(str, some))}" if some else topic for topic, some in sorted(scope.items()))
     asked = f"{scenario}{' of ' * bool(scope)}{', '.join(words)}: "
     if scenario.kind == "shift" and _was_done(store, app, heads, asked):
@@ -122,7 +124,7 @@ def reset(
         _announce(kafka, heads, {})
         return ResetDone(app, scenario, ())
     if not fence:
-        check_not_held(store, app, now_ms)
+        check_exclusion(store, app, Intent.RESET, UnderWay.RUNNER)
     name = f"{BEFORE}{number}"
     pin_before(store, newest_cut(store, app, stages_of(store, app)), name, by, reader)
     steps = {

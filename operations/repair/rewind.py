@@ -18,11 +18,13 @@ from ...snapshot.cut.stored import find_snapshot
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff
 from ...snapshot.take.remove import remove
 from ...snapshot.take.snapshots import pin
+from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
+from ...snapshot.under_way.signs import UnderWay
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
-from .rewind_plan import RewindPlan, check_not_held, plan
+from .rewind_plan import RewindPlan, plan
 
 
 def before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Ref:
@@ -120,9 +122,10 @@ def rewind(
     call that was interrupted is finished by the same call, by a run, or a migration. Raises as `StoredApp.rewind`.
     """
     if not dry_run:
+        check_exclusion(store, app, Intent.REWIND, *HERE)
         finish_earlier(store, app, now_ms=now_ms)
     heads = heads_of(store, app, stages_of(store, app))
-    number = check_done(store, app, heads) + 1
+    number = check_done(store, app, heads, Intent.REWIND) + 1
     found = plan(store, target if target is not None else before_deploy(store, heads), heads, kafka)
     if not found.steps:
         return Rewound(found)
@@ -130,11 +133,11 @@ def rewind(
     if dry_run:
         return Rewound(found, changes=diff(cache, StoredCut(store, cut), StoredCut(store, found.to)))
     if not fence:
-        check_not_held(store, app, now_ms)
-    # Until the stages are what they were then, retention may take that moment.
-    pin(store, found.to, target_name(number, found.to.versions), by=by)
+        check_exclusion(store, app, Intent.REWIND, UnderWay.RUNNER)
     name = f"{PREFIX}{number}"
     pin_before(store, cut, name, by, reader)
+    # Until the stages are what they were then, retention may take that moment.
+    pin(store, found.to, target_name(number, found.to.versions), by=by)
     said = f"{'the tables alone ' if found.table_only else ''}to {found.ref}"
     versions = carry_out(store, app, number, found.steps, name, said, by=by, now_ms=now_ms)
     return Rewound(found, number, name, versions)

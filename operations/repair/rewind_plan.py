@@ -15,7 +15,6 @@ from ...snapshot.cut.migrations import MigratedStage, Unread
 from ...snapshot.cut.moments import line_of, with_retired
 from ...snapshot.cut.refs import Ref
 from ...snapshot.cut.resolve import cut_at
-from ...snapshot.under_way.runners import beats
 from ...state.records import windows
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, published
@@ -218,15 +217,6 @@ def _is_as_then(head: Manifest, step: MigratedStage) -> bool:
     last = head.rewind
     was_made_so = last is not None and (last.to, last.table_only) == (step.rewound, step.table_only)
     return was_made_so or head.version == step.rewound
-
-
-def check_not_held(store: ObjectStore, app: str, now_ms: int) -> None:
-    """Raise `Refused` where a runner of the app gives signs of life."""
-    for beat in beats(store, app, now_ms):
-        raise Refused(
-            f"{', '.join(sorted(beat.stages))} of {app} run, by {beat.by}",
-            hint="stop that runner first, or say --fence: then it stops within seconds",
-        )
 
 
 def _check_names(cut: Cut, heads: Mapping[str, Manifest]) -> None:

@@ -18,6 +18,7 @@ from ...snapshot.cut.stored import find_snapshot, of_snapshot, read_snapshot
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys
 from ...store.versions.apps import Cloning
+from ...store.versions.kinds import INIT
 from ...store.versions.manifest import AppInfo, Origin
 from .mask_flow import still_shown
 
@@ -35,7 +36,7 @@ class Terms:
     deep: bool = False
     """Whether it gets everything for itself."""
     empty: bool = False
-    """Whether it gets no state, and reads all topics from the beginning."""
+    """True for a clone without state, which reads all topics from the beginning."""
     owner: str = ""
     reason: str = ""
     ttl_ms: int = 0
@@ -68,7 +69,7 @@ class ClonePlan:
 
     @property
     def state(self) -> Cut:
-        """The cut whose state the clone gets: of no stage where it begins empty."""
+        """Cut whose state the clone gets; without stages for an empty clone."""
         return _state(self.source, self.info)
 
 
@@ -137,7 +138,7 @@ def _state(cut: Cut, info: AppInfo) -> Cut:
 
 
 def _check_empty(store: ObjectStore, target: ObjectStore, ref: Ref, terms: Terms) -> None:
-    """See that an app can begin anew without state. Raises `Usage`, and `Refused` where it has rows from elsewhere."""
+    """Check that an app can begin anew. Raises `Usage`, and `Refused` where a table began with rows from elsewhere."""
     if terms.deep or terms.masks or target.url != store.url:
         raise Usage("--empty takes no state: --deep, --mask and --to do not go with it")
     if not isinstance(ref.moment, Latest):
@@ -145,7 +146,7 @@ def _check_empty(store: ObjectStore, target: ObjectStore, ref: Ref, terms: Terms
     for app in apps.ancestors(store, ref.app):
         for stage in history.list_stages(store, app):
             first = history.find(store, app, stage, 1)
-            if first is not None and first.kind == "init":
+            if first is not None and first.traits is INIT:
                 raise Refused(
                     f"{stage} of {app} began with rows from elsewhere, which are in no topic",
                     hint=f"clone it with its state, and migrate the clone: slackwater clone {ref.app} NAME",

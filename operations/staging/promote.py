@@ -17,7 +17,9 @@ from ...snapshot.cut.stored import cancel, open_requests
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff
 from ...snapshot.take.audit_log import record, record_once
 from ...snapshot.under_way import hold as holds
+from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion, refusal
 from ...snapshot.under_way.hold import RENEW_S, Hold
+from ...snapshot.under_way.signs import Sign, UnderWay
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, history
@@ -110,6 +112,7 @@ def promote(
 
     Raises as `StoredApp.promote`; what is refused has changed nothing, and both go on.
     """
+    check_exclusion(store, apps.folder_of(store, name), Intent.PROMOTE, *HERE, dry_run=dry_run)
     found, old, new = plan(store, name, staging, kafka)
     if dry_run:
         at, goes_on = furthest(old.values()), found.done or _begun(found, (old, new)) is not None
@@ -177,10 +180,9 @@ def _resumed(store: ObjectStore, kafka: Topics, found: PromotionPlan, watch: _Wa
     if begun is None:
         return number
     if begun.to != found.to:
-        raise Refused(
-            f"the promotion of {begun.to} over {found.name} was begun, and is not decided",
-            hint=f"finish it by the same command; or run {found.over} again, which withdraws it",
-        )
+        fact = f"the promotion of {begun.to} over {found.name} was begun, and is not decided"
+        hint = f"finish it by the same command; or run {found.over} again, which withdraws it"
+        raise refusal(Intent.PROMOTE, Sign(UnderWay.PROMOTION, fact, hint))
     switch = found.switch(number, Standing(begun.at, begun.clock_ms), by)
     try:
         return _switched(store, kafka, switch, watch)
@@ -208,10 +210,8 @@ def _check_alone(
             if (now := holds.find(store, app)) is None:
                 break
             if now != first:
-                raise Refused(
-                    f"{now.by} promotes {now.to} over {now.name} at this moment, and holds {app} for it",
-                    hint="wait until that has ended",
-                )
+                fact = f"{now.by} promotes {now.to} over {now.name} at this moment, and holds {app} for it"
+                raise refusal(Intent.PROMOTE, Sign(UnderWay.PROMOTION, fact, "wait until that has ended"))
 
 
 def _together(

@@ -13,9 +13,10 @@ from ...errors import Refused
 from ...snapshot.change.first_versions import has_run
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.take.audit_log import record_once
+from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import apps, keys, limits, notes
+from ...store.versions import apps, history, keys, limits, notes
 from ...store.versions.manifest import AppInfo, Origin
 from ..maintenance.removal import remove_app
 from .clone import clone
@@ -53,6 +54,7 @@ def refresh(
     `StoredApp.refresh`, `Refused` also where a runner holds it.
     """
     key = keys.refreshing(keys.check_name("app", name))
+    check_exclusion(store, name, Intent.REFRESH, *HERE, dry_run=dry_run)
 
     def made(info: AppInfo, source: str, **how: Any) -> ClonePlan:
         origin, terms = _source(info), _terms(info, how.pop("left", ()))
@@ -72,6 +74,7 @@ def refresh(
 
     note = notes.find(store, key, Refreshing)
     if note is None:
+        history.list_stages(store, name)  # says so where it is half removed, or half made
         info = apps.read_app(store, name)
         origin = _source(info)  # says why not
         gone = remove_app(store, name, by=by, now_ms=now_ms, dry_run=True, **removing)

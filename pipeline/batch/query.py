@@ -60,7 +60,6 @@ def start(
             app=head.app,
             stage=stage.name,
             store=places.store,
-            archives=(places.app,),
             spool=config.input_spools.get(at.topic, ""),
             counts=str(counts) if at.upstream else "",
             told=str(config.planners.folder),

@@ -25,9 +25,9 @@ _LOST = "gone from Kafka"
 _ANOTHER = "of a topic that was deleted and made anew since"
 
 
-def archived(kafka: Kafka, store: ObjectStore, *apps: str) -> ArchivedKafka:
-    """Kafka as the past of apps is read: with their archives, and of those that they came from, behind it."""
-    return ArchivedKafka(kafka, Archives(lambda: store, *apps))
+def archived(kafka: Kafka, store: ObjectStore, app: str) -> ArchivedKafka:
+    """Kafka as the past of an app is read: with its archives, and of those that it came from, behind it."""
+    return ArchivedKafka(kafka, Archives(lambda: store, app))
 
 
 @dataclass(frozen=True, slots=True)

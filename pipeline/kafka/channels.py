@@ -44,9 +44,9 @@ class KafkaChannels:
     patience_s: float = 60
     """How long the broker may be away."""
 
-    def with_archives(self, store: ObjectStore, *apps: str) -> KafkaChannels:
-        """The same, with what Kafka has lost of these apps' input read from their archives."""
-        return replace(self, kafka=archived(self.kafka, store, *apps))
+    def with_archives(self, store: ObjectStore, app: str) -> KafkaChannels:
+        """The same, with what Kafka has lost of this app's input read from its archive."""
+        return replace(self, kafka=archived(self.kafka, store, app))
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
         now = self.kafka.state(topic)

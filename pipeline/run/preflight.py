@@ -18,6 +18,7 @@ from ...snapshot.change.stages import absent
 from ...snapshot.change.switch import settled
 from ...snapshot.cut import replicas
 from ...snapshot.cut.moments import heads_of
+from ...snapshot.under_way.exclusion import Intent, check_exclusion
 from ...state.kinds.kind import key_of_table
 from ...store.archive.reading import Archives
 from ...store.objects.counting import CountingStore
@@ -99,7 +100,7 @@ def preflight(app: App, options: Options, listener: Listener) -> Start:
         history.list_stages(store, app.name)  # says so where it is half a clone, or half removed
         apps.check_free(store, app.name)
     else:
-        replicas.check_runs_here(store, app.name, "a run")
+        check_exclusion(store, app.name, Intent.RUN)
         if waits_for_rows(store, info):
             raise Refused(
                 f"app {app.name!r} was begun by `slackwater init`, which broke off: {info.initialised} has no rows yet",

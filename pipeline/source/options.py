@@ -39,9 +39,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     stage: str = ""
     """The one that reads."""
     store: str = ""
-    """Root of the store in which to look for the upstream stage's versions, and for archives."""
-    archives: tuple[str, ...] = ()
-    """Apps in whose archives, and those of what they were cloned from, is read what Kafka has lost."""
+    """Root of the store in which to look for the upstream stage's versions, and for the app's archives."""
     spool: str = ""
     """A folder of the machine of the tasks in which what is read is kept for the archive; empty for none."""
     counts: str = ""

@@ -135,7 +135,7 @@ class _SourceReader(DataSourceStreamReader):
         options, columns = self._options, SCHEMA.names
         if self._needed is not None and not options.spool:
             columns = [*self._needed.union(("offset",), self._share.columns if self._share is not None else ())]
-        archives = Archives(self._store, *options.archives)
+        archives = Archives(self._store, options.app if options.store else "")
         return ArchivedKafka(self._kafka, archives, of_past=options.until is not None, columns=columns)
 
     def _store(self) -> ObjectStore:

@@ -18,7 +18,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history, keys
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.forgotten import under_way
+from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Edit, Manifest
 from ..cut.graph import Cut
 from ..cut.moments import heads_of, stages_of
@@ -30,7 +30,9 @@ from ..query.row_source import RowSource
 from ..take.audit_log import find_operation, record_once, why
 from ..take.taking import REPEAT_MS
 from ..under_way.edit_request import EDITS, EditRequest, done_by, withdraw
+from ..under_way.exclusion import HERE, Intent, check_exclusion
 from ..under_way.runners import beats, runner_of
+from ..under_way.signs import UnderWay
 from .edited import Change, Edited, edited, rows_of, table_of
 
 _POLL_S = 0.2
@@ -83,9 +85,13 @@ def edit(
     data = _encoded(rows) if rows is not None else b""
     checksum = xxh3_128_hexdigest(data) if data else ""
     asked = EditRequest(done, stage, head.version, instants.now_ms(), sql, checksum)
-    if sql and not (again or dry_run) and (version := _done_lately(store, app, asked)):
-        return EditDone(app, stage, None, version, already=True)
+    check_exclusion(store, app, Intent.EDIT, *HERE, dry_run=dry_run)
     earlier = next((each for each in EDITS.all(store, app) if each.is_like(asked) and not each.error), None)
+    if sql and not (again or dry_run) and (version := _done_lately(store, app, asked)):
+        if earlier is not None and (finished := done_by(store, earlier, head)) is not None:
+            # The call before was killed after its last entry in the log of operations.
+            finish(store, app, earlier, finished)
+        return EditDone(app, stage, None, version, already=True)
     if earlier is None or dry_run:
         looked = edited(store, cache, cut, stage, Change(sql, rows), done, writes=False)
         if looked is None or dry_run:
@@ -95,7 +101,7 @@ def edit(
         EDITS.put(store, asked, app)
         try:
             # Who forgets keys looks for requests once its note is there.
-            under_way.check_none(store, app, "an edit could have them, so none is made")
+            check_exclusion(store, app, Intent.EDIT, UnderWay.FORGETTING)
         except Refused:
             withdraw(store, app, asked)
             raise
@@ -120,7 +126,7 @@ def newest(store: ObjectStore, app: str, stage: str, head: Manifest | None = Non
     """
     heads = heads_of(store, app, stages_of(store, app, stage)) | ({stage: head} if head is not None else {})
     if heads[stage].retired:
-        raise Refused(f"stage {app}/{stage} is retired: nothing of it is changed any more")
+        raise is_retired(heads[stage])
     there = {name: head for name, head in heads.items() if not head.retired}
     return Cut(app, there, seen_ms=instants.now_ms())
 

@@ -19,12 +19,13 @@ from ...store.versions.manifest import Input, Manifest, Ttl
 from ..cut.kafka_topics import Topics
 from ..cut.migrations import MIGRATIONS, MigratedStage, Migration
 from ..cut.moments import heads_of, newest_cut, stages_of
-from ..cut.stored import open_requests
 from ..take.audit_log import why
 from ..take.remove import remove
 from ..take.snapshots import pin
+from ..under_way.exclusion import Intent, check_exclusion, refusal
+from ..under_way.signs import UnderWay, half_done
 from .migrate_plan import Plan, StageChange, plan
-from .migration import finish, is_through, unpin_target
+from .migration import finish, unpin_target
 
 PREFIX = "before-migration-"
 """What the snapshots of the moment before a migration begin with."""
@@ -53,7 +54,7 @@ def find_plan(
     Raises as `plan`; also `NotFound` when there is no such app, and `Refused` while an earlier migration is half done.
     """
     heads = heads_of(store, declared.app, stages_of(store, declared.app))
-    after = check_done(store, declared.app, heads)
+    after = check_done(store, declared.app, heads, Intent.MIGRATE)
     found = plan(heads, declared, renames, stages=stages or {}, after=after)
     for name in heads.keys() - declared.stages.keys():
         # Under its new name a stage begins its sinks anew, and who retires publishes nothing any more.
@@ -62,20 +63,11 @@ def find_plan(
     return found
 
 
-def check_done(store: ObjectStore, app: str, heads: Mapping[str, Manifest]) -> int:
+def check_done(store: ObjectStore, app: str, heads: Mapping[str, Manifest], intent: Intent) -> int:
     """The number of an app's newest migration, or rewind, 0 for none. Raises `Refused` while it is half done."""
     last = MIGRATIONS.newest(store, app)
-    if last is not None and (
-        behind := [
-            name
-            for name, step in last.stages.items()
-            if name in heads and not (is_through(heads[name], last) and (not step.called or step.called in heads))
-        ]
-    ):
-        raise Refused(
-            f"{last.what} of {app}, by {last.by}, is not done yet: {', '.join(behind)} did not go through it",
-            hint="the next `slackwater migrate`, `rewind`, `reset` or `run` finishes it",
-        )
+    if last is not None and (behind := last.behind(heads)):
+        raise refusal(intent, half_done(last, behind))
     return last.number if last is not None else 0
 
 
@@ -115,14 +107,9 @@ def migrate(
     """
     if not found.changes:
         return Migrated(found, 0, "", {})
-    requests = open_requests(store, found.app)
     steps = {old: replace(step, inputs=dict(starts.get(step.called or old, {}))) for old, step in found.steps.items()}
-    if requests and any(step.answers_otherwise for step in steps.values()):
-        raise Refused(
-            f"snapshot {requests[0].name} of {found.app} is under way, and waits for stages that would read other "
-            "inputs or have other names",
-            hint=f"wait for it, or withdraw it: slackwater snapshot rm {found.app} {requests[0].name}",
-        )
+    if any(step.answers_otherwise for step in steps.values()):
+        check_exclusion(store, found.app, Intent.MIGRATE, UnderWay.SNAPSHOT)
     number = found.after + 1
     cut = newest_cut(store, found.app, stages_of(store, found.app))
     name = f"{PREFIX}{number}-{instants.iso(now_ms).translate(_DIGITS)}"

@@ -32,7 +32,7 @@ from ..cut.moments import heads_of
 from ..cut.stored import cancel, list_snapshots, open_requests
 from ..take.audit_log import OPERATIONS, record
 from ..take.remove import remove
-from .migrate_plan import Plan, readers
+from .migrate_plan import readers
 
 Heads = Mapping[str, Manifest]  # by stage
 
@@ -57,7 +57,7 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
     # Who reads one of them under its new name is later than its first version under that.
     now_ms = max((now_ms, *(each.time_ms + 1 for each in ended.values())))
     # What its sender was then, a stage needs also when that has gone through it already.
-    is_done = all(is_through(head, migration) for head in heads.values())
+    is_done = all(map(migration.is_through, heads.values()))
     then = {
         stage: history.read(store, migration.app, stage, step.rewound)
         for stage, step in migration.stages.items()
@@ -75,11 +75,11 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
             "retire" if step.retires else "migration" if migration.rewinds and step.rewound is None else migration.kind,
             update,
             # Somebody else may finish it, too.
-            requires=lambda newest: not is_through(newest, migration),
+            requires=lambda newest: not migration.is_through(newest),
         )
 
     for stage in order({**heads, **then}) if migration.rewinds else reversed(order(heads)):
-        if stage not in ended and not is_through(heads[stage], migration):
+        if stage not in ended and not migration.is_through(heads[stage]):
             step = migration.stages.get(stage, MigratedStage())
             made = amend(store, heads[stage], change(stage, step), by=migration.by, now_ms=now_ms)
             newest[stage] = made.manifest
@@ -123,13 +123,6 @@ def unpin_target(store: ObjectStore, app: str, number: int) -> None:
 
 
 _TARGET = "rewinding-to-"
-
-
-def is_through(head: Manifest, migration: Migration) -> bool:
-    """Whether a stage went through this migration, or has no part in it, as it is retired."""
-    step = migration.stages.get(head.stage)
-    has_no_part = head.retired and (step is None or step.rewound is None)
-    return has_no_part or head.migration >= migration.number
 
 
 def finish_newest(store: ObjectStore, app: str, *, now_ms: int) -> int:
@@ -195,17 +188,6 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
         program=was.program,
         event_time=was.event_time,
     )
-
-
-def planned(heads: Heads, plan: Plan) -> dict[str, Manifest]:
-    """The newest versions as a plan would make them, of stages that keep their name. Pure. Raises as `applied`."""
-    found = dict(heads)
-    for stage, step in plan.steps.items() if plan.changes else ():
-        at = heads.get(stage)
-        if at is not None and not at.retired and not step.called:
-            draft = commit.successor(at, kind="migration", epoch=at.epoch + 1, writer="", by="", now_ms=at.time_ms)
-            found[stage] = applied(draft, step, plan.after + 1)
-    return found
 
 
 def applied(draft: Manifest, step: MigratedStage, number: int) -> Manifest:

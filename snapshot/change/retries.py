@@ -15,6 +15,7 @@ from ...store.versions.side_tables import rejected_of
 from ..cut.moments import heads_of, stages_of
 from ..cut.stored import notify
 from ..take.audit_log import record_once
+from ..under_way.exclusion import Intent, check_exclusion
 
 
 class RetryRequest(Struct, frozen=True):
@@ -45,6 +46,7 @@ def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> Re
 
     Raises `NotFound` where there is no such app or stage, `Refused` where nothing waits.
     """
+    check_exclusion(store, app, Intent.RETRY)
     if not waiting(store, app, stage):
         raise Refused(f"no rejected record of {app}/{stage} waits to be retried")
     request = next((each for each in RETRIES.all(store, app) if each.stage == stage), None)

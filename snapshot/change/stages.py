@@ -28,6 +28,7 @@ from ..cut.graph import consumed, order
 from ..cut.moments import heads_of, stages_of
 from ..cut.stored import cancel, open_requests
 from ..take.audit_log import find_operation, record, record_once
+from ..under_way.exclusion import Intent, check_exclusion
 
 _SEARCHED_VERSIONS = 50
 
@@ -70,6 +71,7 @@ def rescale(
         )
     if head.retired:
         raise is_retired(head)
+    check_exclusion(store, app, Intent.RESCALE, dry_run=dry_run)
     before, version = head.table.partitions, head.version
     if before != partitions:
         version += 1
@@ -145,6 +147,7 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
     heads = heads_of(store, app, stages_of(store, app))
     if stage not in heads:
         raise NotFound(f"stage of app {app!r}", stage, heads)
+    check_exclusion(store, app, Intent.RETIRE, dry_run=dry_run)
     head = heads[stage]
     requests = tuple(request.name for request in open_requests(store, app))
     if head.retired:

@@ -68,17 +68,17 @@ class Topics(Protocol):
         """The records of a partition from one offset up to another."""
 
     def syncs(self, alias: str, topic: str, /) -> Mapping[int, Sequence[tuple[int, int]]]:
-        """By partition, what MirrorMaker 2 says of the offsets of a topic of the cluster that it calls `alias`.
+        """Pairs of offsets by partition, as MirrorMaker 2 recorded them for a topic of the cluster called `alias`.
 
-        An offset of the topic, and that of the same record in its mirror; nothing where there is no topic of
-        MirrorMaker's in this Kafka.
+        A pair is the offset of a record in the topic and in its mirror. Empty where MirrorMaker has no topic in this
+        Kafka.
         """
 
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
         """Show Kafka's own tools how far a stage has read, by topic. Nothing depends on it: it does not fail."""
 
     def internal(self, topic: str, /) -> tuple[int, str]:
-        """Make the internal topic of a sink, if there is none; where it ends, and its id."""
+        """Create the internal topic of a sink unless it exists. Gives its end offset and its id."""
 
     def copy(
         self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None

@@ -5,13 +5,13 @@ done: so it is whole, or not there at all. Each stage's commit names it (`Manife
 it is done in all of them, so who finds it half done leaves out what is done: nobody sees one before, another after.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
 from ...store.versions import checks, keys, limits
 from ...store.versions.kinds import KINDS, VersionKind
-from ...store.versions.manifest import Input, Output, Sink, Table
+from ...store.versions.manifest import Input, Manifest, Output, Sink, Table
 from ...store.versions.notes import Notes
 
 
@@ -92,6 +92,20 @@ class Migration(Struct, frozen=True):
     def resets(self) -> bool:
         """Whether it sets where users' topics are read on from, and nothing else."""
         return any(step.reset for step in self.stages.values())
+
+    def is_through(self, head: Manifest) -> bool:
+        """Whether a stage went through it, or has no part in it, as it is retired."""
+        step = self.stages.get(head.stage)
+        has_no_part = head.retired and (step is None or step.rewound is None)
+        return has_no_part or head.migration >= self.number
+
+    def behind(self, heads: Mapping[str, Manifest]) -> list[str]:
+        """The stages that did not go through it, by the newest versions of an app."""
+        return [
+            name
+            for name, step in self.stages.items()
+            if name in heads and not (self.is_through(heads[name]) and (not step.called or step.called in heads))
+        ]
 
     @property
     def did(self) -> str:

@@ -193,11 +193,6 @@ def called_since(store: ObjectStore, app: str, stage: str) -> str:
     return called_since(store, app, head.called) or head.called if head is not None and head.called else ""
 
 
-def version_of(store: ObjectStore, head: Manifest, version: int) -> Manifest | None:
-    """A version of a stage, whatever it was called then; None when it was collected."""
-    return history.find(store, head.app, name_at(head, version), version)
-
-
 def read_version(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
     """One version of a stage, also by a name that it got after it. Raises as `history.read`."""
     if (found := history.find(store, app, stage, version)) is not None:

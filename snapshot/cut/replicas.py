@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 import xxhash
 from msgspec import Struct
 
-from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import checks, keys, limits, notes
 from ...store.versions.checks import Wrong
@@ -49,23 +48,6 @@ def find(store: ObjectStore, app: str) -> Replica | None:
     """What an app's folder says of itself; None of an app that was never copied here. One request."""
     key = keys.replica(keys.check_name("app", app))
     return notes.find(store, key, Replica, under=lambda found: keys.replica(found.app))
-
-
-def check_runs_here(store: ObjectStore, app: str, what: str) -> Replica | None:
-    """Raise `Refused` where an app may not be written to here; `what` says what was to be done. One request."""
-    found = find(store, app)
-    if found is None or found.state == "recovered":
-        return found
-    if found.state == "left":
-        raise Refused(
-            f"{app} was recovered elsewhere by {found.by}, and runs under {found.root} since: {what} is not for "
-            f"{store.url} any more",
-            hint=f"say --store {found.root}",
-        )
-    raise Refused(
-        f"{app} under {store.url} is a replica of {found.root}: {what} is for the app itself",
-        hint=f"say --store {found.root}; or, where that is lost: slackwater recover {app} --from {store.url}",
-    )
 
 
 def topics_of(store: ObjectStore, info: AppInfo | None) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Every kind of object in an app's folder: where it lies, who names it, and what each verb does with it.
 
-Verbs go by these rows. A new kind of object is a row here, and `tests/store/versions/test_census.py` holds each verb to
+Verbs go by these rows. A new kind of object is a row here; `tests/snapshot/gc/test_census.py` holds each verb to
 what the rows say.
 """
 
@@ -13,7 +13,7 @@ from ...store.versions.keys import note
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class ObjectKind:
     """One kind of object. A verb with an empty word leaves such objects alone."""
 
     place: str
@@ -36,66 +36,67 @@ class Row:
     """Whether `export.json` says what it says, or files have its rows. `read`: the verb is refused without it."""
 
 
+_row = ObjectKind
 _A, _S, _N, _U = "<app>", "<stage>", "<number>", "<ulid>"
 
 # place, what it is, what names it; then the words of gc, forget, replicate, remove, verify, export
-MANIFEST = Row(
+MANIFEST = _row(
     note(keys.manifests(_A, _S), _N), "a version", "", "unreachable", "masks", "versions", "last", "cut", "document"
 )
-SST = Row(
+SST = _row(
     keys.sst(_A, _S, _U), "rows of a table", "a version", "unnamed", "rewrites", "versions", "then", "cut", "rows"
 )
 _KEPT, _SENT = "a snapshot: kept until `slackwater snapshot rm` removes it", "records in flight"
-SNAPSHOT = Row(note(keys.snapshots(_A), "<name>"), _KEPT, "", "", "", "snapshots", "first", "cut", "read")
-IN_FLIGHT = Row(
+SNAPSHOT = _row(note(keys.snapshots(_A), "<name>"), _KEPT, "", "", "", "snapshots", "first", "cut", "read")
+IN_FLIGHT = _row(
     keys.captured(_A, "<name>", _U), _SENT, "a snapshot", "unnamed", "rewrites", "snapshots", "first", "cut", "rows"
 )
 _READ, _INDEX = "records read from a topic, for when Kafka has lost them", "the objects and offsets of an input archive"
-ARCHIVED = Row(keys.archived(_A, "<topic>", _U), _READ, "an index", "unnamed", "rewrites", "along", "then", "app")
-ARCHIVE_INDEX = Row(
+ARCHIVED = _row(keys.archived(_A, "<topic>", _U), _READ, "an index", "unnamed", "rewrites", "along", "then", "app")
+ARCHIVE_INDEX = _row(
     note(keys.archive_indexes(keys.archive(_A, "<topic>")), _N), _INDEX, "", "replaced", "", "along", "then", "app"
 )
 KINDS = (
-    Row(
+    _row(
         keys.app_info(_A),
         "the app's identity, origin and starting offsets: kept as long as the app",
         replicate="identity",
         remove="first",
         export="document",
     ),
-    Row(keys.channels(_A), "the offsets of a clone's copied records: kept as long as the app", replicate="along"),
+    _row(keys.channels(_A), "the offsets of a clone's copied records: kept as long as the app", replicate="along"),
     MANIFEST,
     SST,
-    Row(note(keys.published(_A, _S, "<sink>"), _N), "the progress of a sink: the newest is kept"),
-    Row(keys.cloning(_A), "the note of an unfinished clone or adoption: kept until it is whole"),
-    Row(keys.removing(_A), "the note of an unfinished removal: kept until the app is gone", remove="note"),
+    _row(note(keys.published(_A, _S, "<sink>"), _N), "the progress of a sink: the newest is kept"),
+    _row(keys.cloning(_A), "the note of an unfinished clone or adoption: kept until it is whole"),
+    _row(keys.removing(_A), "the note of an unfinished removal: kept until the app is gone", remove="note"),
     SNAPSHOT,
     IN_FLIGHT,
-    Row(
+    _row(
         note(keys.requests(_A), _U),
         "a request for a snapshot: kept until it is complete or withdrawn",
         forget="refuses",
         remove="first",
     ),
-    Row(keys.notice(_A), "the mark by which runners see new requests: kept as long as the app"),
+    _row(keys.notice(_A), "the mark by which runners see new requests: kept as long as the app"),
     ARCHIVED,
     ARCHIVE_INDEX,
-    Row(
+    _row(
         note(keys.runners(_A), _U),
         "a runner's heartbeat, every 15 s: deleted by another runner an hour after the last one",
     ),
-    Row(
+    _row(
         note(keys.boundaries(_A), _N),
         "the versions that may exist after garbage collection",
         gc="replaced",
         verify="read",
     ),
-    Row(keys.collection(_A), "the time of the last garbage collection: kept as long as the app"),
-    Row(note(keys.retries(_A), _U), "a request to retry rejected records: kept until it is done"),
-    Row(note(keys.edits(_A), _U), "a request to edit rows: kept until it is done or withdrawn", forget="refuses"),
-    Row(keys.edit_rows(_A, _U), "the rows of an edit: kept as long as its request", "a request", forget="refuses"),
-    Row(note(keys.migrations(_A), _N), "a migration, stage by stage: kept as long as the app", replicate="rules"),
-    Row(
+    _row(keys.collection(_A), "the time of the last garbage collection: kept as long as the app"),
+    _row(note(keys.retries(_A), _U), "a request to retry rejected records: kept until it is done"),
+    _row(note(keys.edits(_A), _U), "a request to edit rows: kept until it is done or withdrawn", forget="refuses"),
+    _row(keys.edit_rows(_A, _U), "the rows of an edit: kept as long as its request", "a request", forget="refuses"),
+    _row(note(keys.migrations(_A), _N), "a migration, stage by stage: kept as long as the app", replicate="rules"),
+    _row(
         note(keys.forgotten(_A), _N),
         "the objects that replace those with forgotten keys",
         gc="replaced",
@@ -103,24 +104,24 @@ KINDS = (
         verify="read",
         export="read",
     ),
-    Row(keys.forgetting(_A), "the note of an unfinished `slackwater forget`: kept until it is done"),
-    Row(keys.hold(_A), "the offsets at which a promotion holds the app: kept until it is decided"),
-    Row(
+    _row(keys.forgetting(_A), "the note of an unfinished `slackwater forget`: kept until it is done"),
+    _row(keys.hold(_A), "the offsets at which a promotion holds the app: kept until it is decided"),
+    _row(
         keys.protected(_A),
         "the note that the app is protected: kept until `slackwater protect --off`",
         replicate="along",
     ),
-    Row(
+    _row(
         note(keys.replicas(_A), "<id>"),
         "the progress of a replica under another root: kept until `slackwater replicate --end`",
     ),
-    Row(keys.replica(_A), "the note that the folder is a replica, a recovered app or an abandoned one: kept"),
-    Row(note(keys.replica_cuts(_A), _N), "the cut up to which a replica is complete: the newest is kept"),
-    Row(keys.recovery(_A), "the note of a recovery from this replica: kept"),
-    Row(keys.leaving(_A), "the root to which the app was recovered: kept"),
-    Row(keys.refreshing(_A), "the note of an unfinished refresh of a clone: kept until it is done", remove="stays"),
-    Row(keys.removed(_A), "the note of a finished removal: kept", remove="stays"),
-    Row(
+    _row(keys.replica(_A), "the note that the folder is a replica, a recovered app or an abandoned one: kept"),
+    _row(note(keys.replica_cuts(_A), _N), "the cut up to which a replica is complete: the newest is kept"),
+    _row(keys.recovery(_A), "the note of a recovery from this replica: kept"),
+    _row(keys.leaving(_A), "the root to which the app was recovered: kept"),
+    _row(keys.refreshing(_A), "the note of an unfinished refresh of a clone: kept until it is done", remove="stays"),
+    _row(keys.removed(_A), "the note of a finished removal: kept", remove="stays"),
+    _row(
         note(keys.operations(_A), _U),
         "an entry of the log of operations: kept as long as the app",
         forget="masks",
@@ -132,7 +133,7 @@ _PLACES = re.compile(
 )
 
 
-def kind_of(key: str) -> Row | None:
+def kind_of(key: str) -> ObjectKind | None:
     """The kind of an object, by its key; None for one that slackwater does not write."""
     match = _PLACES.fullmatch(key)
     return KINDS[match.lastindex - 1] if match is not None and match.lastindex is not None else None

@@ -22,10 +22,10 @@ from ...store.objects.many import do_all
 from ...store.objects.protocol import Leftovers, ObjectInfo, ObjectStore, exists
 from ...store.versions import horizon
 from ...store.versions.forgotten import index as forgotten
-from ...store.versions.forgotten import under_way
 from ...store.versions.horizon import MIN_AGE_MS
 from ..cut.stored import list_snapshots
 from ..take.audit_log import record
+from ..under_way.exclusion import Intent, check_exclusion
 from . import census
 from .archives import ArchiveCollected, collect_archive, plan_archives, why_archived
 from .inventory import Inventory, last_commit_ms, named, note_end, take_inventory, unnamed_records
@@ -117,7 +117,7 @@ def collect(
     one ended.
     """
     if not dry_run:
-        under_way.check_none(store, app, "what it has written is named by nothing yet, so nothing is collected")
+        check_exclusion(store, app, Intent.COLLECT)
     seen = take_inventory(store, app, dry_run=dry_run)
     damaged: dict[str, Corruption] = {}
     planned = plan_archives(store, app, retention, seen.known.now_ms, damaged)

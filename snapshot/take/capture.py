@@ -92,6 +92,16 @@ def discard(store: ObjectStore, captured: Iterable[Captured]) -> None:
         store.delete(one.key)
 
 
+def put_object(store: ObjectStore, app: str, name: str, rows: pa.Table) -> CapturedObject:
+    """Put records in flight that a snapshot of this name keeps."""
+    sink, key = BytesIO(), keys.captured(app, name, str(ULID()))
+    # Light compression: records must be kept at least as fast as they were written.
+    pq.write_table(rows, sink, compression="lz4", write_page_checksum=True)
+    data = sink.getvalue()
+    store.put(key, data)
+    return CapturedObject(key, rows.num_rows, len(data), xxhash.xxh3_128_hexdigest(data))
+
+
 def _capture_one(
     store: ObjectStore, app: str, name: str, state: InFlight, reader: Topics, written: list[CapturedObject]
 ) -> Captured:
@@ -100,12 +110,7 @@ def _capture_one(
     try:
         for rows in gathered(reader.read(state)):
             counts += count_by_partition(rows, len(counts))
-            sink, key = BytesIO(), keys.captured(app, name, str(ULID()))
-            # Light compression: records must be kept at least as fast as they were written.
-            pq.write_table(rows, sink, compression="lz4", write_page_checksum=True)
-            data = sink.getvalue()
-            store.put(key, data)
-            written.append(CapturedObject(key, rows.num_rows, len(data), xxhash.xxh3_128_hexdigest(data)))
+            written.append(put_object(store, app, name, rows))
     except Gone as error:
         raise Gone(
             f"records in flight on {state.channel!r} to {state.receiver!r} cannot be kept: {error.message}",

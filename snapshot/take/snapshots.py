@@ -6,12 +6,12 @@ from ulid import ULID
 from ...errors import NotFound, Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.versions import history, horizon
-from ...store.versions.forgotten import under_way
 from ..cut.graph import Cut, violations
 from ..cut.in_flight import in_flight
 from ..cut.kafka_topics import Topics
 from ..cut.refs import check_new_name
 from ..cut.stored import SNAPSHOTS, Snapshot, SnapshotKind, check_not_asked, find_snapshot
+from ..under_way.exclusion import Intent, check_exclusion
 from .capture import capture, discard
 
 
@@ -113,8 +113,8 @@ def _whole(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Sn
             hint="choose another moment",
         )
     history.list_stages(store, written.app)  # raises when the app is being removed: the same holds of that
-    if written.channels or written.kind == "clone":
-        under_way.check_none(store, written.app, "what a snapshot keeps could have them, so none is taken")
+    if written.channels or written.clone:
+        check_exclusion(store, written.app, Intent.CLONE if written.clone else Intent.PIN)
     limit = horizon.newest(store, written.app)
     for stage, version in written.stages.items():
         if not limit.allows(stage, version):

@@ -15,7 +15,6 @@ from ...common import instants
 from ...errors import Corruption, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
-from ...store.versions.forgotten import under_way
 from ...store.versions.manifest import Manifest, Span
 from ..cut.graph import Cut
 from ..cut.in_flight import InFlight, in_flight
@@ -34,6 +33,8 @@ from ..cut.stored import (
     notify,
     open_requests,
 )
+from ..under_way.exclusion import Intent, check_exclusion
+from ..under_way.signs import UnderWay
 from .capture import capture, discard
 from .snapshots import taken
 
@@ -78,6 +79,7 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     if (written := find_snapshot(store, app, name)) is not None:
         raise taken(written)
     check_not_asked(store, app, name)
+    check_exclusion(store, app, Intent.SNAPSHOT)
     through = min((head.migration for head in _active_heads(store, app).values()), default=0)
     ulid = ULID()
     asked = Request(id=str(ulid), name=name, created_ms=ulid.milliseconds, by=by, migration=through)
@@ -85,7 +87,7 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     REQUESTS.put(store, asked, app)
     try:
         # Who forgets keys looks for requests once its note is there.
-        under_way.check_none(store, app, "what a snapshot keeps could have them, so none is taken")
+        check_exclusion(store, app, Intent.SNAPSHOT, UnderWay.FORGETTING)
     except Refused:
         cancel(store, app, asked)
         raise

@@ -139,14 +139,14 @@ class TopicArchives:
 class Archives:
     """The archives from which an app's past may be read: its own, and those of the apps that it was cloned from.
 
-    Of several apps, such as one that computes a column and the one it computes it for, those of all. `opened` gives the
-    store, when there is something to be read there. What is found is known for a while.
+    `opened` gives the store, when there is something to be read there. What is found is known for a while. Without an
+    app, empty, there are none.
     """
 
     def __init__(
-        self, opened: Callable[[], ObjectStore], *apps: str, fresh_s: float = 30.0, at_ms: int | None = None
+        self, opened: Callable[[], ObjectStore], app: str, *, fresh_s: float = 30.0, at_ms: int | None = None
     ) -> None:
-        self._opened, self._apps, self._fresh_s, self._at_ms = opened, apps, fresh_s, at_ms
+        self._opened, self._app, self._fresh_s, self._at_ms = opened, app, fresh_s, at_ms
         self._known: dict[tuple[str, str], tuple[float, TopicArchives]] = {}
 
     def of(self, topic: str, topic_id: str = "") -> TopicArchives:
@@ -163,20 +163,21 @@ class Archives:
         return found
 
     def _find(self, topic: str, topic_id: str) -> Iterator[Archive]:
+        if not self._app:
+            return
         seen: set[tuple[str, str]] = set()
-        for app in self._apps:
-            store, name = self._opened(), app
-            while (store.url, name) not in seen:
-                seen.add((store.url, name))
-                for life in range(topics(store, name).get(topic, 0), 0, -1):
-                    index = newest(store, name, topic, life)
-                    if index is None or (topic_id and index.topic_id not in ("", topic_id)):
-                        continue
-                    is_named = bool(topic_id) and index.topic_id == topic_id
-                    if is_named or life == 1 or self._at_ms is None or index.begun_ms <= self._at_ms:
-                        yield Archive(store, index)
-                        break
-                info = find_app(store, name)
-                if info is None or info.origin is None or info.origin.deep:
+        store, name = self._opened(), self._app
+        while (store.url, name) not in seen:
+            seen.add((store.url, name))
+            for life in range(topics(store, name).get(topic, 0), 0, -1):
+                index = newest(store, name, topic, life)
+                if index is None or (topic_id and index.topic_id not in ("", topic_id)):
+                    continue
+                is_named = bool(topic_id) and index.topic_id == topic_id
+                if is_named or life == 1 or self._at_ms is None or index.begun_ms <= self._at_ms:
+                    yield Archive(store, index)
                     break
-                store, name = store.at(info.origin.root), info.origin.app
+            info = find_app(store, name)
+            if info is None or info.origin is None or info.origin.deep:
+                return
+            store, name = store.at(info.origin.root), info.origin.app

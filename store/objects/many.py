@@ -15,12 +15,17 @@ def many(ask: Callable[[T], R], things: Iterable[T], workers: int = _WORKERS, *,
     """`ask` of each thing, in their order, `workers` at a time; at most `ahead` answers wait to be taken."""
     under_way: deque[Future[R]] = deque()
     with ThreadPoolExecutor(workers) as pool:
-        for thing in things:
-            under_way.append(pool.submit(ask, thing))
-            if len(under_way) > ahead:
+        try:
+            for thing in things:
+                under_way.append(pool.submit(ask, thing))
+                if len(under_way) > ahead:
+                    yield under_way.popleft().result()
+            while under_way:
                 yield under_way.popleft().result()
-        for waiting in under_way:
-            yield waiting.result()
+        finally:
+            # Where one failed, or nobody wants the rest: what has not begun does not begin.
+            for waiting in under_way:
+                waiting.cancel()
 
 
 def do_all(what: Callable[[T], object], things: Iterable[T], workers: int = _WORKERS) -> None:

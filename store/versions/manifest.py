@@ -543,7 +543,7 @@ class Origin(Struct, frozen=True):
 
     @property
     def empty(self) -> bool:
-        """Whether it began without state, to read all topics from the beginning."""
+        """True of a clone that began without state, to read all topics from the beginning."""
         return not self.cut
 
 

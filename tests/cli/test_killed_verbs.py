@@ -130,7 +130,6 @@ def open_requests_of(app: FlightsApp) -> bool:
 CASES: dict[str, tuple[Callable[[], FlightsApp], tuple[str, ...], str]] = {
     "clone": (app_of, ("clone", "flights", "staging"), "done already: staging in"),
     "clone of a snapshot": (app_of, ("clone", "flights@good", "staging"), "done already: staging in"),
-    "clone without state": (app_of, ("clone", "flights", "staging", "--empty"), "done already: staging in"),
     "instant": (app_of, ("snapshot", "take", "flights", "held", "--instant"), "done already: snapshot flights@held"),
     "rm": (app_of, ("snapshot", "rm", "flights", "good"), "done already: flights@good was removed"),
     "rescale": (app_of, ("rescale", "flights/carriers", "--partitions", "3"), "done already: flights/carriers has 3"),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from slackwater.snapshot.gc.collect import Collected, collect
 from slackwater.snapshot.gc.retention import Retention
@@ -12,8 +12,10 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectInfo, ObjectStore
 from slackwater.store.versions import history
 
+from tests.models.profiles import crash_points
 from tests.support.histories import STAGES, START_MS, Clock, FlightsApp, Kafka, flights, rows_of
 
+World = TypeVar("World")
 HOUR_MS = 3_600_000
 FEW = Retention(versions=3)
 
@@ -131,6 +133,29 @@ def keys_of(store: MemoryStore, prefix: str = "") -> set[str]:
 def store_of(app: FlightsApp) -> AgingStore:
     """The store of an `aging_app`."""
     return cast("AgingStore", app.store)
+
+
+def killed_at_each_request(
+    build: Callable[[], World], work: Callable[[World], object], *, store: Callable[[World], AgingStore]
+) -> Iterator[tuple[World, bool]]:
+    """Yield worlds that `build` made, and whether `work` ended there: first one where it did.
+
+    In each of the others it was killed before a request to `store` of the world; which requests, `crash_points` says.
+    """
+    world = build()
+    with store(world).requests() as made:
+        work(world)
+    yield world, True
+    assert len(made) > 3
+    for point in crash_points(len(made) - 1):
+        world = build()
+        try:
+            with store(world).death_after(point):
+                work(world)
+        except Killed:
+            yield world, False
+        else:
+            raise AssertionError(f"{made[point]} was not requested")
 
 
 def wait(app: FlightsApp, span_ms: int = 2 * HOUR_MS) -> None:

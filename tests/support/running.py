@@ -48,6 +48,8 @@ SLACKWATER = Path(sys.executable).parent / "slackwater"
 TWO_STAGES = ("--stage", "entries", "--stage", "accounts")
 """Of the ledger, one that reads a topic and one with state behind it: each stage more slows the others down."""
 PATIENCE_S = 120.0
+UNCOMPILED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Settings of Spark for a few rows: to compile a query takes longer than to interpret it."""
 SHORT_LIVED = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={tempfile.gettempdir()}"
 """For a JVM that runs half a minute: what its second compiler costs never comes back. It does not heed TMPDIR.
 

@@ -14,10 +14,9 @@ from typing import Protocol
 import pyarrow as pa
 from msgspec.structs import replace
 
-from ....common import instants
 from ....errors import Corruption, Gone, Refused
 from ....snapshot.take.audit_log import record_once
-from ....snapshot.under_way.runners import beats
+from ....snapshot.under_way.exclusion import Intent, check_exclusion
 from ....state.event_time import TimeRules
 from ....state.kinds.kind import kind_of
 from ....store.objects.protocol import ObjectStore
@@ -156,11 +155,7 @@ class Adoption:
             apps.check_free(store, app)
             apps.begin_clone(store, note)
             return
-        if alive := beats(store, app, instants.now_ms()):
-            raise Refused(
-                f"app {app!r} is run by {alive[0].by}, which would not know the app while a stage is adopted",
-                hint="stop it; start it again with the program that has the stage",
-            )
+        check_exclusion(store, app, Intent.ADOPT)
         notes.add(store, keys.cloning(app), note, under=lambda each: keys.cloning(each.info.name))
 
     def _so_far(self) -> Manifest | None:

@@ -3,8 +3,6 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ....common import instants
-from ....errors import Refused
 from ...objects.protocol import ObjectStore
 from .. import keys, limits, notes
 
@@ -59,13 +57,3 @@ def note_taken(store: ObjectStore, app: str, taken: dict[str, Taken]) -> None:
 def end(store: ObjectStore, app: str) -> None:
     """Take the note away. One request."""
     store.delete(keys.forgetting(app))
-
-
-def check_none(store: ObjectStore, app: str, what: str) -> None:
-    """Raise `Refused` where keys are being forgotten in an app; `what` cannot be done meanwhile. One request."""
-    if (note := find(store, app)) is not None:
-        raise Refused(
-            f"{note.by} forgets keys of {note.of} since {instants.iso(note.time_ms)}: {what} meanwhile",
-            hint="let that end, and try again; if it broke off, `slackwater forget` with the same keys finishes it, "
-            f"and `slackwater forget {note.of} --give-up` ends it for those who do not have them",
-        )

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from slackwater.cli import main
+from slackwater.client import app  # noqa: F401  before a test replaces the class that one of its own derives from
 from typer.testing import CliRunner, Result
 
 from tests.support.histories import Flight

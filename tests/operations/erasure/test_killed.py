@@ -16,16 +16,13 @@ from slackwater.store.archive.extents import Extent
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.forgotten import under_way
 
-from tests.models.profiles import SEARCHES, crash_points
 from tests.operations.erasure.everything import archive_of, occurrences, tables_of_all_versions
-from tests.support.collecting import Killed, aging_app, fresh, keys_of, store_of
+from tests.support.collecting import aging_app, fresh, keys_of, killed_at_each_request, store_of
 from tests.support.histories import FlightsApp, flights
 
 LATER_MS = 2_000_000_000_000
 KEY = "N003"
 FIELDS = DeclaredFields({"aircraft": ("orders:value",)})
-KILLS = 30
-"""So many at least, where all are tried that are worth it."""
 
 
 def whole_app() -> FlightsApp:
@@ -48,13 +45,6 @@ def make(app: FlightsApp, cache: SstCache) -> Forgot:
     return forget(app.store, cache, "flights", asked, by="ada@host", now_ms=lambda: LATER_MS, declared=FIELDS)
 
 
-def all_points(cache: SstCache) -> int:
-    app = whole_app()
-    with store_of(app).requests() as made:
-        make(app, cache)
-    return len(made)
-
-
 Tables = dict[tuple[str, int], dict[str, Any]]
 
 
@@ -66,17 +56,15 @@ def test_killed_at_any_request_each_version_is_as_before_or_after_and_typed_agai
     tmp_path: Path,
 ) -> None:
     cache = SstCache(tmp_path / "cache", 1 << 30)
-    points, met = all_points(cache), set()
-    whole = make(whole_app(), cache)
-    tried = {*crash_points(points), *(range(0, points, max(1, points // KILLS)) if SEARCHES else ()), points - 1}
-    for point in sorted(tried):
-        app = whole_app()
-        before = shown(app)
-        try:
-            with store_of(app).death_after(point), because("request 118"):
-                make(app, cache)
-        except Killed:
-            pass
+
+    def work(app: FlightsApp) -> None:
+        with because("request 118"):
+            make(app, cache)
+
+    undisturbed, met = whole_app(), set()
+    before = shown(undisturbed)
+    whole = make(undisturbed, cache)
+    for app, ended in killed_at_each_request(whole_app, work, store=store_of):
         for name, tables in shown(app).items():
             old = {place: rows for place, rows in before[name].items() if KEY in rows}
             gone = {place: {key: row for key, row in rows.items() if key != KEY} for place, rows in old.items()}
@@ -98,7 +86,7 @@ def test_killed_at_any_request_each_version_is_as_before_or_after_and_typed_agai
                 (told,) = list_operations(app.store, "flights", is_meant=lambda one: one.is_of("forget"))
                 assert told.message == "request 118"
         except Refused:
-            assert point == points  # it was done
+            assert ended
         assert occurrences(app.store, KEY) == []
         for name in ("flights", "staging"):
             assert under_way.find(app.store, name) is None

@@ -1,9 +1,9 @@
 """An app is removed wholly: whoever needs it is asked first, and a call that was killed is finished by the next one."""
 
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from slackwater.common import instants
 from slackwater.errors import Fenced, NotFound, Refused, SlackwaterError
 from slackwater.operations.maintenance.protection import find, protect
 from slackwater.operations.maintenance.removal import Contents, Removal, Removed, remove_app
@@ -15,15 +15,24 @@ from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.remove import remove
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.under_way.runners import RUNNERS, Beat
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, history, horizon, keys
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo
+from ulid import ULID
 
-from tests.models.profiles import SEARCHES
-from tests.support.collecting import AgingStore, Killed, aging_app, fresh, keys_of, wait
+from tests.support.collecting import (
+    AgingStore,
+    aging_app,
+    fresh,
+    keys_of,
+    killed_at_each_request,
+    store_of,
+    wait,
+)
 from tests.support.histories import FlightsApp, flights, rows_of
 
 LATER_MS = 2_000_000_000_000
@@ -89,14 +98,13 @@ def test_a_dry_run_changes_nothing() -> None:
 
 
 def test_killed_at_any_request_it_is_an_app_for_nobody_or_whole_and_typed_again_it_finishes() -> None:
-    seen = set()
-    for requests in range(0, 400, 1 if SEARCHES else 7):
+    def build() -> FlightsApp:
         app = made(AgingStore())
-        ref = resolve(app.store, "flights", now_ms=app.clock.now_ms).versions
         pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "good")
-        with suppress(Killed), app.store.death_after(requests):  # type: ignore[attr-defined]
-            gone(app)
-            break
+        return app
+
+    ref, seen = build().heads, set()
+    for app, _ in killed_at_each_request(build, gone, store=store_of):
         store = fresh(app.store)
         for moment in ("flights@good", "flights/legs@v3", "flights/carriers"):
             try:
@@ -104,13 +112,11 @@ def test_killed_at_any_request_it_is_an_app_for_nobody_or_whole_and_typed_again_
             except SlackwaterError as error:
                 seen.add(error.message.partition(":")[0])
                 continue
-            assert cut.versions.keys() == ref.keys(), "whole"
+            assert cut.stages.keys() == ref.keys(), "whole"
             assert rows_of(store, cut.stages["carriers"])
         done = gone(app)
         assert tuple(done.removal.stages) == ("aircraft", "carriers", "legs")
         assert keys_of(app.store) == {"flights/removed.json"}  # type: ignore[arg-type]
-    else:
-        pytest.fail("it never ended by itself")
     assert "app 'flights' is being removed" in seen
 
 
@@ -128,14 +134,14 @@ def test_a_half_removed_app_is_refused_to_those_who_would_make_or_run_one() -> N
 
 
 def test_a_runner_is_not_taken_by_surprise() -> None:
-    app = made()
-    now_ms = app.clock.now_ms + 2_000
-    with pytest.raises(
-        Refused, match=r"stage flights/carriers committed 2 s ago, by test:1: a runner holds it"
-    ) as refused:
-        gone(app, now_ms=now_ms)
+    store = AgingStore()
+    store.clock_ms = instants.now_ms()
+    app = made(store)
+    RUNNERS.put(store, Beat(str(ULID()), "host:1", {"carriers": 1}), "flights")
+    with pytest.raises(Refused, match="carriers of flights run, by host:1") as refused:
+        gone(app)
     assert "--fence" in refused.value.hint
-    assert gone(app, now_ms=now_ms, fence=True).contents.versions == 12
+    assert gone(app, fence=True).contents.versions == 12
 
 
 def test_a_runner_that_was_asleep_meanwhile_cannot_write() -> None:

@@ -1,7 +1,5 @@
 """A stage that is gone from the program is retired: one version, after which the app goes on without it."""
 
-from contextlib import suppress
-
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Fenced, NotFound, Refused
@@ -27,7 +25,7 @@ from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Manifest, Sink
 from slackwater.store.versions.published import Place
 
-from tests.support.collecting import HOUR_MS, AgingStore, Killed, aging_app, fresh
+from tests.support.collecting import HOUR_MS, aging_app, fresh, killed_at_each_request, store_of
 from tests.support.histories import Flight, FlightsApp, Kafka, flights, rows_of
 
 
@@ -324,18 +322,16 @@ def test_litter_of_a_retired_stage_goes_without_another_commit() -> None:
 
 
 def test_killed_at_any_request_and_typed_again_it_finishes() -> None:
-    for requests in range(200):
-        store = AgingStore()
-        app = aging_app(store=store)
+    def build() -> FlightsApp:
+        app = aging_app()
         app.run(flights(10))
-        with suppress(Killed), store.death_after(requests):
-            gone(app)
-            break
+        return app
+
+    for app, _ in killed_at_each_request(build, gone, store=store_of):
         done = gone(app)
         assert newest(app).version == done.version == 3
         assert newest(app).retired
-        assert [each.detail for each in audit_log.list_operations(store, "flights")] == ["carriers with v3"]
-    assert requests > 8
+        assert [each.detail for each in audit_log.list_operations(app.store, "flights")] == ["carriers with v3"]
 
 
 def test_stages_that_a_program_has_not_are_named_receivers_first(app: FlightsApp) -> None:

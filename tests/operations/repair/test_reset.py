@@ -26,9 +26,9 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 
-from tests.models.profiles import crash_points, scaled
+from tests.models.profiles import scaled
 from tests.operations.repair.test_rewind import LATER_MS, assert_whole, rewound, tables, totals
-from tests.support.collecting import Killed, aging_app, store_of
+from tests.support.collecting import aging_app, killed_at_each_request, store_of
 from tests.support.histories import STAGES, Flight, FlightsApp, Kafka, flights
 
 WRITER = "01K9TZ3Y5C8V0WQ2X4N6M8R0TB"
@@ -303,14 +303,9 @@ def killed_and_typed_again(typed: Callable[[FlightsApp, str], object]) -> None:
         app.run(flights(30))
         return app
 
-    whole = late()
-    with store_of(whole).requests() as made:
-        typed(whole, "typed once")
-    expected = offsets(whole)
-    for point in crash_points(len(made)):
-        app = late()
-        with suppress(Killed), store_of(app).death_after(point):
-            typed(app, "typed once")
+    expected = None
+    for app, _ in killed_at_each_request(late, lambda app: typed(app, "typed once"), store=store_of):
+        expected = expected or offsets(app)
         decided = bool(MIGRATIONS.all(app.store, "flights"))
         stood = resolve(app.store, "flights", now_ms=LATER_MS).stages["legs"].inputs["flights"].offsets
         assert stood in (expected, offsets(late()))

@@ -1,7 +1,5 @@
 """Rewinding: whatever was undone, nothing is lost and nothing counted twice once all has been read again."""
 
-from contextlib import suppress
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,9 +27,9 @@ from slackwater.store.versions import history
 from slackwater.store.versions.amend import Amendment, amend
 from slackwater.store.versions.manifest import Column, Program
 
-from tests.models.profiles import SEARCHES, crash_points, scaled
+from tests.models.profiles import SEARCHES, scaled
 from tests.snapshot.change.test_migrate import program
-from tests.support.collecting import Killed, aging_app, store_of
+from tests.support.collecting import aging_app, killed_at_each_request, store_of
 from tests.support.histories import STAGES, TABLES, Flight, FlightsApp, Kafka, flights, rows_of
 
 LATER_MS = 2_000_000_000_000
@@ -271,16 +269,9 @@ def test_killed_anywhere_all_of_it_is_done_or_nothing_and_a_run_ends_it_too(cach
         with because(why):
             rewind(app.store, "flights", ref, app.kafka, by="ada@host", now_ms=app.clock.now_ms, cache=cache)
 
-    whole = late()
-    before = tables(whole)
-    with store_of(whole).requests() as made:
-        typed(whole, "typed once")
-    after = tables(whole)
-    seen = set()
-    for point in crash_points(len(made)):
-        app = late()
-        with suppress(Killed), store_of(app).death_after(point):
-            typed(app, "typed once")
+    before, after, seen = tables(late()), None, set()
+    for app, _ in killed_at_each_request(late, lambda app: typed(app, "typed once"), store=store_of):
+        after = after or tables(app)
         decided = bool(MIGRATIONS.all(app.store, "flights"))
         found = resolve(app.store, "flights", now_ms=LATER_MS).stages
         shown = {stage: rows_of(app.store, found[stage]) for stage in ("aircraft", "carriers")}

@@ -256,7 +256,6 @@ def test_a_clone_reads_in_the_archive_of_what_it_was_cloned_from() -> None:
     assert read(archived(kafka, store, "staging"), 0, 20) == before
     with pytest.raises(Gone, match="offsets 12 to 19"):
         read(archived(kafka, store, APP), 0, 20)
-    assert read(archived(kafka, store, "other", APP), 0, 12) == before[:12]
 
 
 def test_each_of_two_topics_of_a_name_is_read_from_its_own_archive() -> None:

@@ -55,7 +55,6 @@ def read(folder: Path, kafka: MemoryKafka, first: int = 0, until: tuple[int, ...
         app=APP,
         stage=STAGE,
         store=str(folder),
-        archives=(APP,),
         told=str(told_to.folder),
         until=until,
     )

@@ -387,7 +387,7 @@ def test_a_snapshot_under_way_is_waited_for_before_inputs_change(app: FlightsApp
     request(app.store, app.name, "tonight", "ada@host")
     declared, starts = with_one_between(app)
     found = find_plan(app.store, declared, {})
-    with pytest.raises(Refused, match="snapshot tonight of flights is under way"):
+    with pytest.raises(Refused, match="snapshot 'tonight' of flights is under way"):
         migrate(app.store, found, starts, by="ada@host", now_ms=app.clock.tick("legs"))
     assert list_snapshots(app.store, app.name) == ()
     assert migrated(app).number == 1, "columns alone do not wait"

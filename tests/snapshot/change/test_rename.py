@@ -219,7 +219,7 @@ def test_the_runner_of_the_old_program_hears_the_new_name(app: FlightsApp) -> No
 
 def test_a_snapshot_under_way_is_waited_for_first(app: FlightsApp) -> None:
     asked = request(app.store, app.name, "tonight", "ada@host")
-    with pytest.raises(Refused, match=r"tonight of flights is under way, .* have other names"):
+    with pytest.raises(Refused, match=r"'tonight' of flights is under way, .* have other names"):
         rename(app, {"carriers": "airlines"})
     assert not head(app, "carriers").called
     cancel(app.store, app.name, asked)

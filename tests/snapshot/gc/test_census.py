@@ -1,7 +1,6 @@
 """An app's folder holds what the census says, and each verb does with an object what its row says."""
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from slackwater.errors import Refused, SlackwaterError
@@ -18,9 +17,9 @@ from slackwater.snapshot.change.retries import RetryRequest
 from slackwater.snapshot.cut.migrations import MigratedStage
 from slackwater.snapshot.cut.replicas import KnownReplica, Recovery, Replica, ReplicaCut
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import Request, notify
+from slackwater.snapshot.cut.stored import Request, notify, read_snapshot
 from slackwater.snapshot.gc import census
-from slackwater.snapshot.gc.census import KINDS, Row, kind_of
+from slackwater.snapshot.gc.census import KINDS, ObjectKind, kind_of
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.audit_log import record
 from slackwater.snapshot.take.snapshots import pin
@@ -116,7 +115,7 @@ def kinds(of: Iterable[str]) -> set[str]:
     return {kind.place for key in of if (kind := kind_of(key)) is not None}
 
 
-def places(says: Callable[[Row], object], left_out: Iterable[str] = (*UNFINISHED, *REQUESTED)) -> set[str]:
+def places(says: Callable[[ObjectKind], object], left_out: Iterable[str] = (*UNFINISHED, *REQUESTED)) -> set[str]:
     """The kinds of which the census says something, but for those that the app of a test has none of."""
     return {kind.place for kind in KINDS if says(kind)} - kinds(left_out)
 
@@ -187,7 +186,7 @@ def test_a_replica_has_what_its_column_names_of_the_app_and_nothing_else() -> No
 def test_removal_takes_all_in_the_order_of_its_column() -> None:
     app = whole_app()
     store = store_of(app)
-    with suppress(SlackwaterError), store.requests() as requests:
+    with store.requests() as requests:
         remove_app(store, APP, by=BY, now_ms=NOW_MS, fence=True, pause=lambda s: _later(store, s))
     deleted = [request.removeprefix("delete ") for request in requests if request.startswith("delete ")]
     assert kinds(contents(store)) == places(lambda kind: kind.remove == "stays")
@@ -201,21 +200,27 @@ def _later(store: AgingStore, seconds: float) -> None:
     store.clock_ms += round(seconds * 1_000)
 
 
+def tells(verb: Callable[[], bool]) -> bool:
+    try:
+        return not verb()
+    except SlackwaterError:
+        return True
+
+
 def told_damaged(app: FlightsApp, verb: Callable[[], bool]) -> set[str]:
-    """The kinds of which a verb misses the damage, each in the object that is read by it if any is."""
-    told = set()
-    cut = resolve(app.store, f"{APP}@before", now_ms=NOW_MS)
+    """The kinds of which a verb tells the damage: of each an object that the snapshot names, if it names any."""
+    told, cut = set(), resolve(app.store, f"{APP}@before", now_ms=NOW_MS)
     named = {sst.object for manifest in cut.stages.values() for sst in manifest.ssts}
     named |= {keys.manifest(APP, stage, version) for stage, version in cut.versions.items()}
-    for key, data in contents(store_of(app)).items():
-        kind = kind_of(key)
-        if kind in (census.SST, census.MANIFEST) and key not in named:
-            continue
+    named |= {keys.note(keys.snapshots(APP), "before"), *read_snapshot(app.store, APP, "before").object_keys}
+    one_of: dict[ObjectKind | None, str] = {}
+    for key in contents(store_of(app)):
+        if one_of.get(kind_of(key)) not in named:
+            one_of[kind_of(key)] = key
+    for key in one_of.values():
+        data = app.store.get(key)
         app.store.put(key, bytes(each ^ 0x55 for each in data))
-        try:
-            if not verb():
-                told.add(key)
-        except SlackwaterError:
+        if tells(verb):
             told.add(key)
         app.store.put(key, data)
     return kinds(told)

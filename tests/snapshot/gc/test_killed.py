@@ -4,21 +4,14 @@ import pytest
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.versions import history
 
-from tests.models.profiles import crash_points
-from tests.support.collecting import Killed, check_whole, gc, keys_of, old_app, store_of
+from tests.support.collecting import Killed, check_whole, gc, keys_of, killed_at_each_request, old_app, store_of
 
 
 def test_killed_anywhere_it_leaves_a_whole_history_and_the_next_one_ends_it() -> None:
-    expected = old_app()
-    with store_of(expected).requests() as made:
-        gc(expected)
-    kept = _shape(keys_of(store_of(expected)))
-    assert len(made) > 50
-    for point in crash_points(len(made))[:-1]:
-        app = old_app()
-        with pytest.raises(Killed), store_of(app).death_after(point):
-            gc(app)
+    kept = None
+    for app, _ in killed_at_each_request(old_app, gc, store=store_of):
         check_whole(app)
+        kept = kept or _shape(keys_of(store_of(app)))
         gc(app)
         check_whole(app)
         assert _shape(keys_of(store_of(app))) == kept

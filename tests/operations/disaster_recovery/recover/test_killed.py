@@ -6,13 +6,14 @@ import pytest
 from slackwater.errors import Refused
 from slackwater.operations.disaster_recovery.recover import recover
 from slackwater.snapshot.cut import replicas
+from slackwater.snapshot.under_way.exclusion import Intent, check_exclusion
 from slackwater.snapshot.verify.verify import verify
 
 from tests.models.profiles import crash_points
 from tests.operations.disaster_recovery.recover.test_recover import LATER_MS, SAME, check_books, elsewhere, goes_on
 from tests.operations.disaster_recovery.replicate.test_replicate import copy, running
 from tests.operations.failover import FailoverKafka, failover_kafka
-from tests.support.collecting import AgingStore, Killed, fresh
+from tests.support.collecting import AgingStore, fresh, killed_at_each_request
 from tests.support.histories import FlightsApp, flights
 
 
@@ -38,26 +39,20 @@ def check_not_half(app: FlightsApp, target: AgingStore) -> None:
     assert found is not None
     if found.state != "recovered":
         with pytest.raises(Refused, match="is a replica of"):
-            replicas.check_runs_here(target, app.name, "run")
+            check_exclusion(target, app.name, Intent.RUN)
 
 
 @pytest.mark.parametrize("reachable", [False, True])
 def test_killed_at_any_request_it_is_not_half_there_and_the_same_call_finishes_it(reachable: bool) -> None:
-    app, target, kafka = lost(reachable=reachable)
-    call = partial(bring_back, reachable=reachable)
-    with target.requests() as made:
-        call(app, target, kafka)
-    assert len(made) >= 30
-    for point in crash_points(len(made)):
-        app, target, kafka = lost(reachable=reachable)
-        expected = dict(app.state)
-        try:
-            with target.death_after(point):
-                call(app, target, kafka)
-        except Killed:
+    def call(world: tuple[FlightsApp, AgingStore, FailoverKafka]) -> None:
+        bring_back(*world, reachable=reachable)
+
+    worlds = killed_at_each_request(partial(lost, reachable=reachable), call, store=lambda world: world[1])
+    for (app, target, kafka), ended in worlds:
+        if not ended:
             check_not_half(app, target)
-        call(app, target, kafka)
-        assert replicas.check_runs_here(target, app.name, "run") is not None
+        call((app, target, kafka))
+        check_exclusion(target, app.name, Intent.RUN)
         check_books(target, app.name)
         other = goes_on(app, target, kafka)
         if not reachable:
@@ -66,7 +61,6 @@ def test_killed_at_any_request_it_is_not_half_there_and_the_same_call_finishes_i
             assert other.state == app.state
         else:
             assert sum(each[0] for each in other.state["carriers"].values()) == 41
-            assert expected
 
 
 def test_of_two_recoveries_at_once_one_is_refused_and_the_app_is_there_once() -> None:

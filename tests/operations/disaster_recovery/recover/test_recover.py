@@ -13,6 +13,7 @@ from slackwater.operations.disaster_recovery.replicate import Replicator
 from slackwater.snapshot.cut import replicas
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.under_way.exclusion import Intent, check_exclusion
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history, keys
@@ -113,8 +114,8 @@ def test_where_the_old_place_can_be_reached_it_is_fenced_and_nothing_is_lost() -
     with pytest.raises(Fenced, match="recover"):
         app.step("legs")
     with pytest.raises(Refused, match="was recovered elsewhere"):
-        replicas.check_runs_here(app.store, app.name, "run")
-    assert replicas.check_runs_here(target, app.name, "run") is not None
+        check_exclusion(app.store, app.name, Intent.RUN)
+    check_exclusion(target, app.name, Intent.RUN)
     other = goes_on(app, target, failover_kafka(app))
     assert sum(each[0] for each in other.state["carriers"].values()) == 57
 

@@ -1,6 +1,7 @@
 """Replicating that is killed anywhere, or done twice at once: a whole is there all the time, and the next goes on."""
 
 from collections.abc import Callable
+from functools import partial
 
 from slackwater.errors import NotFound
 from slackwater.snapshot.cut import replicas
@@ -12,7 +13,7 @@ from slackwater.store.versions import history
 
 from tests.models.profiles import crash_points
 from tests.operations.disaster_recovery.replicate.test_replicate import LATER_MS, check_whole, copy, running
-from tests.support.collecting import HOUR_MS, AgingStore, Killed, fresh, gc, store_of, wait
+from tests.support.collecting import HOUR_MS, AgingStore, fresh, gc, killed_at_each_request, store_of, wait
 from tests.support.histories import FlightsApp, flights, rows_of
 
 Round = Callable[[FlightsApp, AgingStore], None]
@@ -54,23 +55,16 @@ def see_a_whole(app: FlightsApp, target: AgingStore) -> bool:
     return True
 
 
-def killed_at(app: FlightsApp, target: AgingStore, point: int, *, at_source: bool = False) -> None:
-    try:
-        with (store_of(app) if at_source else target).death_after(point):
-            copy(app, target)
-    except Killed:
-        pass
-
-
 def test_killed_at_any_request_a_whole_is_there_and_the_next_call_goes_on() -> None:
-    for rounds, at_source in ((0, False), (1, False), (1, True)):
-        app, target = history_of(rounds)
-        with (store_of(app) if at_source else target).requests() as made:
-            copy(app, target)
-        assert len(made) >= 30
-        for point in crash_points(len(made)):
-            app, target = history_of(rounds)
-            killed_at(app, target, point, at_source=at_source)
+    def of_app(world: tuple[FlightsApp, AgingStore]) -> AgingStore:
+        return store_of(world[0])
+
+    def of_replica(world: tuple[FlightsApp, AgingStore]) -> AgingStore:
+        return world[1]
+
+    for rounds, store in ((0, of_replica), (1, of_replica), (1, of_app)):
+        worlds = killed_at_each_request(partial(history_of, rounds), lambda world: copy(*world), store=store)
+        for (app, target), _ in worlds:
             see_a_whole(app, target)
             copy(app, target)
             check_whole(app, target)

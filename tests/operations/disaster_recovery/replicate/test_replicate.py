@@ -10,7 +10,6 @@ from slackwater.operations.erasure.family import KeysAsked
 from slackwater.operations.erasure.forget import forget
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.change.edit import edit
-from slackwater.snapshot.change.stages import rescale
 from slackwater.snapshot.cut import replicas
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
@@ -23,6 +22,7 @@ from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, codec, history, keys
+from slackwater.store.versions.amend import Amendment, amend
 from slackwater.store.versions.forgotten.index import none_of
 from slackwater.store.versions.manifest import AppInfo
 
@@ -167,7 +167,7 @@ def test_what_is_no_replica_of_this_app_is_refused_and_not_touched() -> None:
 def test_a_replica_that_others_wrote_to_is_noticed_and_left_alone() -> None:
     app, target = running(), AgingStore()
     copy(app, target)
-    rescale(target, app.name, "carriers", 4, by="eve@host", now_ms=LATER_MS)
+    amend(target, (app.name, "carriers"), Amendment("rescale"), by="eve@host", now_ms=LATER_MS)
     before = keys_of(target, "")
     with pytest.raises(Refused, match="the replica was written to by others"):
         copy(app, target)
@@ -190,22 +190,27 @@ def test_a_root_inside_the_other_is_refused(tmp_path: Path) -> None:
 
 def test_what_lies_beside_versions_goes_along_and_goes_when_the_app_gives_it_up() -> None:
     app, target = running(), AgingStore()
-    kept = {f"{app.name}/input/flights/1/01.parquet": b"records", f"{app.name}/input/flights/1/index/1.json": b"{}"}
-    asked = {f"{app.name}/edits/01.json": b"{}", f"{app.name}/runners/01.json": b"{}"}
-    for key, data in (*kept.items(), *asked.items()):
+    kept = {f"{app.name}/input/flights/01.parquet": b"records", f"{app.name}/input/flights/index/1.json": b"{}"}
+    protected = keys.protected(app.name)
+    for key, data in (*kept.items(), (protected, b"{}")):
         app.store.put(key, data)
     with target.requests() as made:
         copy(app, target)
     put = [each.split()[1] for each in made if each.startswith("put ") and "/input/" in each]
     assert put == list(kept)
     assert {key: target.get(key) for key in kept} == kept
-    assert keys_of(target, f"{app.name}/edits/") | keys_of(target, f"{app.name}/runners/") == set()
+    assert target.get(protected) == b"{}"
     first, second = kept
     app.store.delete(first)
-    app.store.put(f"{app.name}/input/flights/1/index/2.json", b"{}")
+    app.store.put(protected, b'{"by":"ada"}')
+    copy(app, target)
+    assert target.get(protected) == b'{"by":"ada"}'
+    app.store.delete(protected)
+    app.store.put(f"{app.name}/input/flights/index/2.json", b"{}")
     app.store.delete(second)
     copy(app, target)
-    assert keys_of(target, f"{app.name}/input/") == {f"{app.name}/input/flights/1/index/2.json"}
+    assert keys_of(target, f"{app.name}/input/") == {f"{app.name}/input/flights/index/2.json"}
+    assert keys_of(target, protected) == set()
 
 
 def test_what_was_forgotten_goes_along_new_objects_first_and_the_old_ones_go() -> None:

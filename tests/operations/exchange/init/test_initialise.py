@@ -1,5 +1,6 @@
 """A table that begins with rows from elsewhere has these rows, or nothing is there."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from slackwater.store.sst.types import arrow_schema
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Column, Input, Manifest, Table, Ttl
 
-from tests.models.profiles import crash_points, scaled
-from tests.support.collecting import AgingStore, Killed, keys_of
+from tests.models.profiles import scaled
+from tests.support.collecting import AgingStore, keys_of, killed_at_each_request
 from tests.support.manifests import claim
 
 TABLE = Table((Column("carrier", "string"),), (Column("flights", "int64"), Column("delay", "double")), 4)
@@ -237,23 +238,15 @@ def test_of_two_at_once_one_wins_and_the_other_leaves_nothing(tmp_path: Path) ->
 
 def test_killed_anywhere_nothing_is_readable_before_it_is_whole_and_the_same_call_finishes_it(tmp_path: Path) -> None:
     first, source = replace(FIRST, table=replace(TABLE, partitions=24)), file_of(ROWS, tmp_path)
-    undisturbed = AgingStore()
-    with undisturbed.requests() as made:
-        initialise(undisturbed, first, source)
-    assert len(made) >= 30
-    for point in crash_points(len(made)):
-        store = AgingStore()
-        with store.death_after(point):
-            try:
-                initialise(store, first, source)
-                assert point == len(made)
-            except Killed:
-                pass
+    expected = None
+    begun = partial(initialise, first=first, source=source)
+    for store, _ in killed_at_each_request(AgingStore, begun, store=lambda store: store):
+        expected = expected or stored(store)
         head = history.head(store, "flights", "carriers")
-        assert head is None or stored(store) == stored(undisturbed)
-        again = initialise(store, first, source)
-        assert again.already == (head is not None), f"killed before {made[point : point + 1]}"
-        assert stored(store) == stored(undisturbed)
+        assert head is None or stored(store) == expected
+        again = begun(store)
+        assert again.already == (head is not None)
+        assert stored(store) == expected
         assert len(list_operations(store, "flights")) == 1
         assert sound(store)
 

@@ -1,7 +1,6 @@
 """A query becomes a stage: with the rows that the stage would have had, a version a batch, as a whole or not at all."""
 
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,11 +33,11 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, history
 from ulid import ULID
 
-from tests.models.profiles import crash_points, scaled
+from tests.models.profiles import scaled
 from tests.operations.from_spark.adopt.adopting import adoption, declared
 from tests.operations.from_spark.attach.following import START_MS, caught_up, rows_at, tail, versions
 from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoint, MemoryTable, Row
-from tests.support.collecting import AgingStore, Killed
+from tests.support.collecting import AgingStore, Killed, killed_at_each_request
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -260,12 +259,7 @@ def test_killed_at_any_request_nobody_sees_a_part_and_the_same_call_finishes_it(
     def work(store: AgingStore) -> None:
         adoption(store, cache, query.checkpoint, query.table).run()
 
-    with (store := AgingStore()).requests() as requests:
-        work(store)
-    for kill in crash_points(len(requests)):
-        store = AgingStore()
-        with store.death_after(kill), suppress(Killed):
-            work(store)
+    for store, _ in killed_at_each_request(AgingStore, work, store=lambda store: store):
         if is_there(store):
             check(store, cache, query)
         work(store)
@@ -349,7 +343,7 @@ def test_an_app_that_runs_is_not_made_half_an_app(cache: SstCache, tmp_path: Pat
     other.checkpoint.query = "another"
     adoption(store, cache, query.checkpoint, query.table).run()
     Heart(store, "shop").beat(lambda: Beat(str(ULID()), "host:2", {"totals": 1}))
-    with pytest.raises(Refused, match="app 'shop' is run by host:2"):
+    with pytest.raises(Refused, match="totals of shop run, by host:2: it would not know the app"):
         adoption(store, cache, other.checkpoint, other.table, stage="others").run()
     assert history.list_stages(store, "shop") == ("totals",)
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Fenced, Refused
-from slackwater.operations.from_spark.attach.tail import Tail
 from slackwater.operations.maintenance.compact import StageCompactor
+from slackwater.snapshot.cut.replicas import Replica
 from slackwater.snapshot.query.log import batches_brought
 from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import keys, notes
 
-from tests.models.profiles import crash_points
 from tests.operations.from_spark.attach.following import (
     SEEN,
     START_MS,
@@ -33,7 +33,7 @@ from tests.operations.from_spark.attach.following import (
     versions,
 )
 from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoint, Row
-from tests.support.collecting import AgingStore, Killed
+from tests.support.collecting import AgingStore, Killed, killed_at_each_request
 
 DAY = datetime.date(2026, 11, 26)
 
@@ -169,6 +169,15 @@ def test_a_stage_of_a_program_or_of_another_query_is_refused(cache: SstCache) ->
         tail(store, cache, other).plan()
 
 
+def test_a_query_is_not_followed_in_a_replica(cache: SstCache) -> None:
+    store, checkpoint = MemoryStore(), query()
+    batch(checkpoint, 0)
+    caught_up(tail(store, cache, checkpoint))
+    notes.put(store, keys.replica("shop"), Replica("shop", "s3://primary", 1))
+    with pytest.raises(Refused, match="is a replica of s3://primary: a run is for the app itself"):
+        tail(store, cache, checkpoint).claim()
+
+
 def test_a_query_that_was_taken_back_is_told(cache: SstCache) -> None:
     store, checkpoint = MemoryStore(), query()
     batches(checkpoint, 5)
@@ -207,34 +216,20 @@ def test_a_table_that_is_new_begins_with_all_rows_that_it_has(cache: SstCache) -
 def test_killed_at_any_request_it_is_finished_by_the_next_one(cache: SstCache) -> None:
     """Each request of a claim, of a base, of batches, and of what was missed, is the last one once."""
 
-    def work(store: AgingStore, checkpoint: RacingCheckpoint) -> None:
-        following: Tail = tail(store, cache, checkpoint)
-        caught_up(following)
-
     def fresh() -> tuple[AgingStore, RacingCheckpoint]:
         store, checkpoint = AgingStore(), query()
         batches(checkpoint, 3)
         return store, checkpoint
 
-    store, checkpoint = fresh()
-    with store.requests() as requests:
-        work(store, checkpoint)
+    def work(world: tuple[AgingStore, RacingCheckpoint]) -> None:
+        store, checkpoint = world
+        caught_up(tail(store, cache, checkpoint))
         batches(checkpoint, 6)
         checkpoint.clean_up(before=6)
-        work(store, checkpoint)
-    count = len(requests)
-    assert count >= 30
-    for kill in crash_points(count - 1):
-        store, checkpoint = fresh()
-        with store.death_after(kill):
-            try:
-                work(store, checkpoint)
-                batches(checkpoint, 6)
-                checkpoint.clean_up(before=6)
-                work(store, checkpoint)
-            except Killed:
-                pass
-        work(store, checkpoint)
+        caught_up(tail(store, cache, checkpoint))
+
+    for (store, checkpoint), _ in killed_at_each_request(fresh, work, store=lambda world: world[0]):
+        caught_up(tail(store, cache, checkpoint))
         check_never_wrong(store, cache, checkpoint)
         newest = versions(store)[-1]
         assert newest.attached is not None

@@ -20,6 +20,7 @@ from tests.operations.from_spark.attach.following import caught_up, rows_at
 from tests.operations.from_spark.checkpoint.by_spark import by_spark, plain_arrow
 from tests.operations.from_spark.checkpoint.queries import PROVIDERS, READ_SINCE
 from tests.operations.from_spark.checkpoint.random_schemas import query, shapes, write_input
+from tests.support.running import UNCOMPILED
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
@@ -49,13 +50,10 @@ def test_an_attached_app_has_the_rows_of_sparks_own_reader(
         "spark.sql.caseSensitive": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "1",
-        # To compile what runs on a few rows takes longer than to run it.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",
         "spark.sql.streaming.join.stateFormatVersion": join_format or "2",
     }
-    for name, value in (settings | PROVIDERS[provider]).items():
+    for name, value in (settings | UNCOMPILED | PROVIDERS[provider]).items():
         session.conf.set(name, value)
     # Before Spark 4.2 dropDuplicates keeps -0.0 apart, which is refused.
     negative_zeros = kind != "distinct" or SPARK >= (4, 2)

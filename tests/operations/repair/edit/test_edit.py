@@ -1,6 +1,5 @@
 """Editing: the table is what SQL makes of it, whoever commits beside; each edit is done once, and told of."""
 
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,8 +33,8 @@ from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, EventTime, Manifest, Table
 from ulid import ULID
 
-from tests.models.profiles import crash_points, scaled
-from tests.support.collecting import AgingStore, Killed, aging_app
+from tests.models.profiles import scaled
+from tests.support.collecting import AgingStore, aging_app, killed_at_each_request, store_of
 from tests.support.histories import FlightsApp, Kafka, Totals, flights, rows_of
 from tests.support.state_rows import Key, Values, write_version
 
@@ -291,28 +290,19 @@ def test_a_batch_that_comes_first_is_followed(cache: SstCache) -> None:
     assert rows(app) == by_duckdb(rows_of(store, app.heads["carriers"]), MORE), "of the rows that the batch left"
 
 
-@pytest.mark.parametrize("killed_at", crash_points(40))
-def test_killed_anywhere_and_typed_again_it_is_done_once(cache: SstCache, killed_at: int) -> None:
-    store = AgingStore()
-    app = aging_app(store=store)
-    app.run(flights(30))
-    expected = by_duckdb(rows(app), MORE)
-    left = killed_at
+def test_killed_anywhere_and_typed_again_it_is_done_once(cache: SstCache) -> None:
+    def build() -> FlightsApp:
+        app = aging_app()
+        app.run(flights(30))
+        return app
 
-    def die(_verb: str, _key: str) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise Killed
-
-    store.before = die
-    with suppress(Killed):
-        edited(app, cache, MORE)
-    store.before = lambda _verb, _key: None
-    edited(app, cache, MORE)
-    assert rows(app) == expected
-    assert not list(store.list(f"{app.name}/edits/"))
-    assert [each.verb for each in list_operations(store, app.name)] == ["edit"]
+    expected = by_duckdb(rows(build()), MORE)
+    for app, ended in killed_at_each_request(build, lambda app: edited(app, cache, MORE), store=store_of):
+        if not ended:
+            edited(app, cache, MORE)
+        assert rows(app) == expected
+        assert not list(app.store.list(f"{app.name}/edits/"))
+        assert [each.verb for each in list_operations(app.store, app.name)] == ["edit"]
 
 
 def test_a_runner_that_does_not_come_to_it_is_told_of(app: FlightsApp, cache: SstCache) -> None:

@@ -18,8 +18,7 @@ from slackwater.store.versions import apps, history
 from slackwater.store.versions.manifest import AppInfo
 from slackwater.store.versions.side_tables import all_ssts
 
-from tests.models.profiles import crash_points
-from tests.support.collecting import AgingStore, Killed, keys_of
+from tests.support.collecting import AgingStore, Killed, keys_of, killed_at_each_request
 from tests.support.histories import STAGES, FlightsApp, Kafka, copied, flights, rows_of
 
 DEEP = Terms(deep=True, owner="ada@host")
@@ -72,22 +71,19 @@ def test_typed_again_it_is_done_already_and_another_one_is_refused() -> None:
 
 
 def test_killed_anywhere_it_goes_on_with_what_is_copied_and_is_there_for_nobody_before() -> None:
-    whole, into = source_app(AgingStore()), AgingStore()
-    with into.requests() as made:
-        deep(whole, into)
-    copied_keys = {key for key in keys_of(into) if "/sst/" in key}
-    for point in crash_points(len(made)):
-        app, other = source_app(AgingStore()), AgingStore()
-        try:
-            with other.death_after(point):
-                deep(app, other)
-        except Killed:
-            assert apps.list_apps(other) in ((), ("copy",))
-            if apps.list_apps(other):
-                assert {
-                    s: history.find(other, "copy", s, v) is not None for s, v in app_cut(other).items()
-                } == dict.fromkeys(STAGES, True)
+    def build() -> tuple[FlightsApp, AgingStore]:
+        return source_app(AgingStore()), AgingStore()
+
+    copied_keys: set[str] = set()
+    for (app, other), ended in killed_at_each_request(build, lambda world: deep(*world), store=lambda world: world[1]):
         before = {key: other.get(key) for key in keys_of(other) if "/sst/" in key}
+        if ended:
+            copied_keys = {*before}
+        assert apps.list_apps(other) in ((), ("copy",))
+        if apps.list_apps(other):
+            assert {
+                s: history.find(other, "copy", s, v) is not None for s, v in app_cut(other).items()
+            } == dict.fromkeys(STAGES, True)
         with other.requests() as again:
             deep(app, other)
         assert not [key for key in before if f"put {key}" in again], (

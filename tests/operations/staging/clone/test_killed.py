@@ -1,7 +1,5 @@
 """A clone that is killed anywhere: it is there for nobody or whole, and the same call again finishes it."""
 
-from collections.abc import Callable
-
 import pytest
 from slackwater.errors import NotFound, Refused, SlackwaterError
 from slackwater.operations.maintenance.removal import Removal, remove_app
@@ -12,7 +10,7 @@ from slackwater.store.versions import apps, history
 from slackwater.store.versions.manifest import AppInfo
 
 from tests.models.profiles import crash_points
-from tests.support.collecting import Killed, aging_app, fresh, keys_of, store_of
+from tests.support.collecting import aging_app, fresh, keys_of, killed_at_each_request, store_of
 from tests.support.histories import STAGES, FlightsApp, flights
 
 LATER_MS = 2_000_000_000_000
@@ -50,16 +48,6 @@ def all_points() -> int:
     return len(made)
 
 
-def killed_at(app: FlightsApp, point: int, verb: Callable[[FlightsApp], None]) -> bool:
-    """Whether the verb was killed before that request of its."""
-    try:
-        with store_of(app).death_after(point):
-            verb(app)
-    except Killed:
-        return True
-    return False
-
-
 def seen(app: FlightsApp, born: int = 0) -> str:
     """What others see of the clone, whose stage `legs` was `born` with this version: nothing, or all of it.
 
@@ -85,12 +73,8 @@ def seen(app: FlightsApp, born: int = 0) -> str:
 
 
 def test_killed_at_any_request_it_is_whole_or_not_there_and_nothing_is_left_pinned() -> None:
-    points, met = all_points(), set()
-    assert points >= 30
-    for point in crash_points(points):
-        app = source_app()
-        killed = killed_at(app, point, make)
-        assert killed == (point < points)
+    met = set()
+    for app, _ in killed_at_each_request(source_app, make, store=store_of):
         met.add(seen(app))
         make(app)
         assert seen(app) == "whole"
@@ -109,9 +93,7 @@ def test_killed_at_any_request_it_is_whole_or_not_there_and_nothing_is_left_pinn
 
 
 def test_half_a_clone_that_is_given_up_leaves_nothing_pinned_and_its_name_free() -> None:
-    for point in crash_points(all_points() - 1):
-        app = source_app()
-        killed_at(app, point, make)
+    for app, _ in killed_at_each_request(source_app, make, store=store_of):
         try:
             drop(app)
         except NotFound:

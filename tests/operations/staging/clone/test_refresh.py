@@ -4,19 +4,21 @@ from itertools import count
 
 import pytest
 from msgspec.structs import replace
+from slackwater.common import instants
 from slackwater.errors import Refused, SlackwaterError
 from slackwater.operations.maintenance.removal import Removal
 from slackwater.operations.staging.clone import clone
 from slackwater.operations.staging.clone_plan import ClonePlan, Terms
 from slackwater.operations.staging.refresh import refresh
 from slackwater.snapshot.cut.stored import list_snapshots
+from slackwater.snapshot.under_way.runners import RUNNERS, Beat
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, keys
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Sink
+from ulid import ULID
 
-from tests.models.profiles import crash_points
-from tests.support.collecting import HOUR_MS, Killed, aging_app, keys_of, store_of, wait
+from tests.support.collecting import HOUR_MS, Killed, aging_app, keys_of, killed_at_each_request, store_of, wait
 from tests.support.histories import FlightsApp, flights
 
 TERMS = Terms(
@@ -101,16 +103,7 @@ def test_a_dry_run_checks_all_and_changes_nothing() -> None:
 
 
 def test_killed_anywhere_the_same_call_goes_on_and_nothing_else_is_pinned() -> None:
-    app = cloned_app()
-    with store_of(app).requests() as made:
-        fresh_state(app)
-    for point in crash_points(len(made)):
-        app = cloned_app()
-        try:
-            with store_of(app).death_after(point):
-                fresh_state(app)
-        except Killed:
-            pass
+    for app, _ in killed_at_each_request(cloned_app, fresh_state, store=store_of):
         # Whoever looks finds the old one, the new one, or none.
         if (found := apps.find_app(app.store, "staging")) is not None:
             assert found.owner == TERMS.owner
@@ -123,7 +116,7 @@ def test_killed_anywhere_the_same_call_goes_on_and_nothing_else_is_pinned() -> N
     [
         ("no clone", "is no clone"),
         ("deep", "has everything of its own"),
-        ("runs", "a runner holds it"),
+        ("runs", "legs of staging run, by host:1"),
         ("cloned", "lives from staging"),
         ("offsets", "topic 'corrected' holds"),
     ],
@@ -141,7 +134,8 @@ def test_what_cannot_be_made_anew_stays_as_it_is(spoil: str, words: str) -> None
             origin = replace(info.origin, root="", snapshot="")
             apps.create_app(app.store, replace(info, origin=origin))
         case "runs":
-            now_ms = FlightsApp(app.store, app.kafka, "staging", clock=app.clock).heads["legs"].time_ms
+            store_of(app).clock_ms = instants.now_ms()
+            RUNNERS.put(app.store, Beat(str(ULID()), "host:1", {"legs": 1}), "staging")
         case "cloned":
             clone(app.store, "staging", "second", channels=app.kafka, by="t", now_ms=app.clock.now_ms)
         case "offsets":

@@ -10,9 +10,8 @@ from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.store.versions import apps
 
-from tests.models.profiles import crash_points
-from tests.operations.staging.clone.test_killed import killed_at, seen, source_app
-from tests.support.collecting import fresh, keys_of, store_of
+from tests.operations.staging.clone.test_killed import seen, source_app
+from tests.support.collecting import AgingStore, fresh, keys_of, killed_at_each_request, store_of
 from tests.support.histories import FlightsApp, flights
 
 
@@ -24,8 +23,9 @@ def began_app() -> tuple[FlightsApp, Cut]:
     return app, start
 
 
-def trial(app: FlightsApp, start: Cut) -> None:
+def trial(began: tuple[FlightsApp, Cut]) -> None:
     """What a trial does, with programs that need no Spark: the new one and the old work off what the app has read."""
+    app, start = began
     store = fresh(app.store)
     with ExitStack() as stack:
         made = []
@@ -46,21 +46,18 @@ def trial(app: FlightsApp, start: Cut) -> None:
 
 
 def test_killed_at_any_request_no_half_made_app_is_there_and_the_next_call_leaves_nothing() -> None:
-    with store_of((begun := began_app())[0]).requests() as requests:
-        trial(*begun)
-    assert len(requests) >= 30
-    met = set[str]()
-    for point in crash_points(len(requests)):
-        app, start = began_app()
-        objects, topics = keys_of(store_of(app)), {*app.kafka.topics}
-        killed = killed_at(app, point, lambda app, start=start: trial(app, start))
-        assert killed == (point < len(requests))
+    def store(began: tuple[FlightsApp, Cut]) -> AgingStore:
+        return store_of(began[0])
+
+    met, num_ssts = set[str](), sum("/sst/" in key for key in keys_of(store_of(began_app()[0])))
+    for (app, start), _ in killed_at_each_request(began_app, trial, store=store):
         met.add(seen(app, start.stages["legs"].version))
         # Whoever looks at the app meanwhile sees it as it was.
         assert resolve(app.store, "flights", now_ms=app.clock.now_ms).stages == app.heads
-        trial(app, start)
+        trial((app, start))
         assert seen(app) == "nothing"
         assert apps.list_apps(app.store) == ("flights",)
         assert list_snapshots(app.store, "flights") == ()
-        assert (keys_of(store_of(app)), {*app.kafka.topics}) == (objects, topics)
+        assert all(name.startswith("flights") for name in (*keys_of(store_of(app)), *app.kafka.topics))
+        assert sum("/sst/" in key for key in keys_of(store_of(app))) == num_ssts
     assert met == {"nothing", "whole"}

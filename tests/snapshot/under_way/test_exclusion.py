@@ -1,0 +1,457 @@
+"""Every cell of the law: beside a thing that is under way in an app, an operation does what the cell says."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+import pyarrow as pa
+import pytest
+from msgspec.structs import replace
+from slackwater.common import instants
+from slackwater.errors import Refused
+from slackwater.operations.disaster_recovery.recover import recover
+from slackwater.operations.disaster_recovery.recover_plan import FailoverTerms
+from slackwater.operations.disaster_recovery.replicate import Replicator
+from slackwater.operations.erasure.family import KeysAsked
+from slackwater.operations.erasure.forget import forget
+from slackwater.operations.maintenance.archive_fill import fill
+from slackwater.operations.maintenance.compact import AppCompactor
+from slackwater.operations.maintenance.removal import Removal, remove_app
+from slackwater.operations.repair.reset import reset
+from slackwater.operations.repair.rewind import rewind
+from slackwater.operations.repair.rewind_offsets import Scenario
+from slackwater.operations.staging.clone import clone
+from slackwater.operations.staging.promote import promote
+from slackwater.operations.staging.refresh import refresh
+from slackwater.snapshot.change import retries
+from slackwater.snapshot.change.edit import edit
+from slackwater.snapshot.change.migrate import find_plan, finish_earlier, migrate
+from slackwater.snapshot.change.migration import finish_newest
+from slackwater.snapshot.change.stages import rescale, retire
+from slackwater.snapshot.change.switch import settled
+from slackwater.snapshot.cut.migrations import MIGRATIONS, MigratedStage, Migration
+from slackwater.snapshot.cut.moments import newest_cut
+from slackwater.snapshot.cut.refs import parse
+from slackwater.snapshot.cut.replicas import PREFIX, Recovery, Replica
+from slackwater.snapshot.cut.stored import REQUESTS, Request
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.take.remove import remove_or_withdraw
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.under_way.edit_request import EDITS, EditRequest
+from slackwater.snapshot.under_way.exclusion import HERE, LAW, Does, Intent, check_exclusion, refusal
+from slackwater.snapshot.under_way.runners import RUNNERS, Beat
+from slackwater.snapshot.under_way.signs import SIGNS, UnderWay
+from slackwater.state.rejected_schema import REJECTED_RECORDS
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.protocol import exists
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import apps, history, keys, notes
+from slackwater.store.versions.amend import Amendment, amend
+from slackwater.store.versions.forgotten import under_way
+from slackwater.store.versions.forgotten.under_way import Forgetting
+from slackwater.store.versions.manifest import AppInfo, Edit, Manifest, Promotion, SideTable
+from slackwater.store.versions.side_tables import REJECTED
+from ulid import ULID
+
+from tests.operations.failover import FailoverKafka
+from tests.operations.from_spark.adopt.adopting import adoption
+from tests.operations.from_spark.adopt.test_adoption import filled
+from tests.snapshot.change.test_migrate import program
+from tests.support.collecting import AgingStore, Killed, StoreClock
+from tests.support.histories import STAGES, FlightsApp, Kafka, flights
+from tests.support.static import ROOT
+
+BY = "ada@host"
+APP = "flights"
+ID = "01K9TZ3Y5C8V0WQ2X4N6M8R0TB"
+
+
+@dataclass
+class World:
+    """An app with a batch on its way, a clone that is whole where one is asked of, and what a verb needs."""
+
+    app: FlightsApp
+    cache: SstCache
+    subject: str = APP
+    """The app that the operation is asked of."""
+    also_runs: tuple[str, ...] = ()
+    """Apps that have a runner where that one has."""
+    replica: MemoryStore | None = None
+    """Where a replica of it is."""
+
+    goes: bool = False
+    """Whether it is to be removed."""
+
+    @property
+    def store(self) -> AgingStore:
+        assert isinstance(self.app.store, AgingStore)
+        return self.app.store
+
+    @property
+    def kafka(self) -> FailoverKafka:
+        assert isinstance(self.app.kafka, FailoverKafka)
+        return self.app.kafka
+
+    def now_ms(self) -> int:
+        return self.app.clock.tick("legs")
+
+    def pause(self, seconds: float = 1.0) -> None:
+        self.store.clock_ms += round(seconds * 1_000)
+
+    def clone(self, source: str, name: str) -> None:
+        clone(self.store, source, name, channels=self.kafka, by=BY)
+
+
+def heads(world: World, app: str) -> dict[str, Manifest]:
+    found = ((name, history.head(world.store, app, name)) for name in STAGES)
+    return {name: head for name, head in found if head is not None}
+
+
+def world_for(intent: Intent, cache: SstCache) -> World:
+    store = AgingStore()
+    store.clock_ms = instants.now_ms()
+    made = World(FlightsApp(store, FailoverKafka(), clock=StoreClock(store, 1_000)), cache)
+    made.app.run(flights(20))
+    pin(store, newest_cut(store, APP, STAGES), "kept", by=BY)
+    made.app.run(flights(10))
+    made.app.send(*flights(5))
+    made.app.step("legs")
+    if intent is Intent.PROMOTE:  # both stand at the same offsets, and read all
+        made.app.step_all()
+        made.clone(APP, "staging")
+        FlightsApp(store, made.kafka, "staging", clock=made.app.clock).step_all()
+        made.app.step_all()
+        made.also_runs = ("staging",)
+    made.goes = intent in (Intent.REMOVE, Intent.REFRESH)
+    if intent is Intent.RETRY:
+        waiting = SideTable(REJECTED_RECORDS, total=1, waiting=1)
+        change = Amendment("compaction", lambda draft: replace(draft, side_tables={REJECTED: waiting}))
+        amend(store, (APP, "aircraft"), change, by=BY, now_ms=made.now_ms())
+    if intent is Intent.REFRESH:
+        made.clone(APP, "staging")
+    if intent is Intent.REFRESH:
+        made.subject = "staging"
+    if intent is Intent.REPLICATE:
+        made.replica = AgingStore()
+        do_replicate(made)
+    if intent is Intent.RECOVER:
+        there = AgingStore()
+        there.clock_ms = store.clock_ms
+        Replicator(store, there, APP, BY, made.kafka).round()
+        made.app.store = there
+    return made
+
+
+# --- what may be under way -------------------------------------------------------------------------------------------
+
+
+def removal(world: World) -> None:
+    notes.put(world.store, keys.removing(world.subject), Removal(ID, world.subject, 1, BY, {}, ()))
+
+
+def making(world: World) -> None:
+    info = apps.find_app(world.store, world.subject) or AppInfo(world.subject, 1)
+    notes.put(world.store, keys.cloning(world.subject), apps.Cloning(replace(info, origin=None), "", "", adopts="t"))
+
+
+def elsewhere(world: World, state: str) -> None:
+    found = Replica(world.subject, "s3://other", 1, state, by=BY, time_ms=1)  # type: ignore[arg-type]
+    notes.put(world.store, keys.replica(world.subject), found)
+
+
+def runner(world: World) -> None:
+    for app in (world.subject, *world.also_runs):
+        epochs = {name: head.epoch for name, head in heads(world, app).items()}
+        RUNNERS.put(world.store, Beat(ID, "host:1", epochs), app)
+
+
+def snapshot(world: World) -> None:
+    ulid = ULID()
+    REQUESTS.put(world.store, Request(str(ulid), "tonight", ulid.milliseconds, "bob@host"), world.subject)
+
+
+def asked_edit(world: World) -> None:
+    asked = Edit(ID, "bob@host", "DELETE FROM aircraft")
+    EDITS.put(world.store, EditRequest(asked, "aircraft", 1, 1, "DELETE FROM aircraft"), world.subject)
+
+
+def forgetting(world: World) -> None:
+    under_way.begin(world.store, world.subject, Forgetting(ID, world.subject, "bob@host", 1, "00", "00"))
+
+
+def change(world: World) -> None:
+    steps = {name: MigratedStage() for name in STAGES}
+    MIGRATIONS.add(world.store, Migration(world.subject, 1, ID, "bob@host", world.now_ms(), "kept", steps))
+
+
+def promotion(world: World) -> None:
+    """One of another app over it; where it is to be removed, one of it over another."""
+    mark = Promotion(APP, 1, "staging", {}, None, None, None)
+    if world.goes:
+        mark = replace(mark, name="other", to=world.subject)
+    for stage in STAGES:
+        made = Amendment("demote", lambda draft: replace(draft, promotion=mark))
+        amend(world.store, (world.subject, stage), made, by=BY, now_ms=world.now_ms())
+
+
+def cloning(world: World) -> None:
+    def die() -> None:
+        raise Killed
+
+    world.store.once("put_if_absent", "third/app.json", die)
+    with suppress(Killed):
+        world.clone(world.subject, "third")
+
+
+def clones(world: World) -> None:
+    world.clone(world.subject, "third")
+
+
+def recovery(world: World) -> None:
+    if world.replica is None:
+        elsewhere(world, "copy")
+    notes.put(world.replica or world.store, keys.recovery(world.subject), Recovery(world.subject, ID, "bob@host", 1))
+
+
+BEGIN: dict[UnderWay, Callable[[World], None]] = {
+    UnderWay.REMOVAL: removal,
+    UnderWay.MAKING: making,
+    UnderWay.COPY: lambda world: elsewhere(world, "copy"),
+    UnderWay.LEFT: lambda world: elsewhere(world, "left"),
+    UnderWay.RUNNER: runner,
+    UnderWay.SNAPSHOT: snapshot,
+    UnderWay.EDIT: asked_edit,
+    UnderWay.FORGETTING: forgetting,
+    UnderWay.CHANGE: change,
+    UnderWay.PROMOTION: promotion,
+    UnderWay.CLONING: cloning,
+    UnderWay.CLONES: clones,
+    UnderWay.RECOVERY: recovery,
+}
+
+
+# --- what may be asked of the app ------------------------------------------------------------------------------------
+
+
+def run(world: World) -> None:
+    """What a run does before it has Spark, and its claims."""
+    store = world.store
+    found = {name: history.head(store, APP, name) for name in history.list_stages(store, APP)}
+    check_exclusion(store, APP, Intent.RUN)
+    finish_newest(store, APP, now_ms=world.now_ms())
+    settled(store, filter(None, found.values()), by=BY, now_ms=world.now_ms(), claims=STAGES)
+    for stage in STAGES:
+        world.app.claim(stage)
+
+
+def remove_snapshot(world: World) -> None:
+    there = [info.key for info in world.store.list(f"{APP}/snapshots/")]
+    of_clone = any("clone-third" in key for key in there)
+    is_elsewhere = SIGNS[UnderWay.COPY](world.store, APP) is not None
+    name = "clone-third" if of_clone else f"{PREFIX}1" if is_elsewhere else "kept"
+    remove_or_withdraw(world.store, APP, name, by=BY)
+
+
+def do_refresh(world: World) -> None:
+    refresh(world.store, "staging", channels=world.kafka, cache=None, by=BY, now_ms=world.now_ms(), pause=world.pause)
+
+
+def do_edit(world: World, patience_s: float = 0) -> None:
+    statement = "UPDATE aircraft SET flights = flights + 1, _squares = 0"
+    edit(world.store, world.cache, APP, "aircraft", statement, sql=statement, by=BY, patience_s=patience_s)
+
+
+def do_migrate(world: World, *, dry_run: bool = False) -> None:
+    if not dry_run:
+        check_exclusion(world.store, APP, Intent.MIGRATE, *HERE)
+        finish_earlier(world.store, APP, now_ms=world.now_ms())
+    declared = program(world.app)
+    # A stage that goes is one that a snapshot waits for.
+    stages = {name: stage for name, stage in declared.stages.items() if name != "carriers"}
+    found = find_plan(world.store, dataclasses.replace(declared, stages=stages), {})
+    if not dry_run:
+        migrate(world.store, found, {}, by=BY, now_ms=world.now_ms(), reader=world.kafka)
+
+
+def do_rewind(world: World, *, dry_run: bool = False) -> None:
+    target, now_ms = parse(f"{APP}@kept", now_ms=0), world.now_ms()
+    how = {"by": BY, "now_ms": now_ms, "cache": world.cache, "dry_run": dry_run, "reader": world.kafka}
+    rewind(world.store, APP, target, world.kafka, **how)  # type: ignore[arg-type]
+
+
+def do_reset(world: World, *, dry_run: bool = False) -> None:
+    scenario, now_ms = Scenario.of(now_ms=1, to_earliest=True), world.now_ms()
+    reset(world.store, APP, {}, scenario, world.kafka, by=BY, now_ms=now_ms, dry_run=dry_run, reader=world.kafka)
+
+
+def do_replicate(world: World) -> None:
+    assert world.replica is not None
+    Replicator(world.store, world.replica, APP, BY, world.kafka).round()
+
+
+def do_recover(world: World) -> None:
+    recover(world.store, APP, world.kafka, primary=None, terms=FailoverTerms(), by=BY)
+
+
+def do_adopt(world: World) -> None:
+    query = filled(2)
+    made = adoption(world.store, world.cache, query.checkpoint, query.table)
+    info = apps.find_app(world.store, APP) or AppInfo(APP, 1)
+    dataclasses.replace(made, info=info, first=replace(made.first, app=APP)).run()
+
+
+class Archivable(Kafka):
+    """Has the topic with no record left in it."""
+
+    def records(self, *_range: object) -> Iterator[pa.Table]:
+        yield from ()
+
+
+def do_archive(world: World) -> None:
+    kafka = Archivable()
+    kafka.topics = world.kafka.topics
+    fill(world.store, APP, kafka, None, by=BY)
+
+
+def do_compact(world: World) -> None:
+    now_ms, stop = world.now_ms, Event()
+    compactor = AppCompactor(world.store, world.cache, APP, by=BY, threads=1, now_ms=now_ms, stop=stop)
+    compactor.once(full=True, on_version=lambda _done: None)
+
+
+ACT: dict[Intent, Callable[[World], object]] = {
+    Intent.RUN: run,
+    Intent.SNAPSHOT: lambda world: request(world.store, APP, "mine", BY),
+    Intent.PIN: lambda world: pin(world.store, newest_cut(world.store, APP, STAGES), "mine", by=BY, reader=world.kafka),
+    Intent.REMOVE_SNAPSHOT: remove_snapshot,
+    Intent.CLONE: lambda world: world.clone(APP, "other"),
+    Intent.REFRESH: do_refresh,
+    Intent.REMOVE: lambda world: remove_app(world.store, APP, by=BY, now_ms=world.now_ms(), pause=world.pause),
+    Intent.RETRY: lambda world: retries.ask(world.store, APP, "aircraft", by=BY, now_ms=world.now_ms()),
+    Intent.RESCALE: lambda world: rescale(world.store, APP, "aircraft", 4, by=BY, now_ms=world.now_ms()),
+    Intent.RETIRE: lambda world: retire(world.store, APP, "carriers", by=BY, now_ms=world.now_ms()),
+    Intent.COMPACT: do_compact,
+    Intent.COLLECT: lambda world: collect(world.store, APP, Retention(versions=1), by=BY),
+    Intent.ARCHIVE: do_archive,
+    Intent.EDIT: do_edit,
+    Intent.FORGET: lambda world: forget(
+        world.store, world.cache, APP, KeysAsked.of(["aircraft=N003"]), by=BY, kafka=world.kafka
+    ),
+    Intent.MIGRATE: do_migrate,
+    Intent.REWIND: do_rewind,
+    Intent.RESET: do_reset,
+    Intent.PROMOTE: lambda world: promote(
+        world.store, world.kafka, APP, "staging", by=BY, cache=None, pause=world.pause, timeout_s=1
+    ),
+    Intent.REPLICATE: do_replicate,
+    Intent.RECOVER: do_recover,
+    Intent.ADOPT: do_adopt,
+}
+DRY: dict[Intent, Callable[[World], object]] = {
+    Intent.MIGRATE: lambda world: do_migrate(world, dry_run=True),
+    Intent.REWIND: lambda world: do_rewind(world, dry_run=True),
+    Intent.RESET: lambda world: do_reset(world, dry_run=True),
+}
+
+CELLS = [(intent, under_way) for intent in Intent for under_way in UnderWay]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> SstCache:
+    return SstCache(tmp_path / "cache", 1 << 28)
+
+
+OTHERS = (Does.WAITS, Does.FENCES, Does.FINISHES, Does.WITHDRAWS)
+
+
+def rows_of_the_docs() -> Iterator[str]:
+    """The table of docs/operating.md: what each thing under way refuses, and what else is done about it."""
+    for column in UnderWay:
+        told = {does: [intent.value for intent in Intent if LAW[intent][column] is does] for does in Does}
+        refused, free = told[Does.REFUSED], [each.value for each in Intent if each.value not in told[Does.REFUSED]]
+        words = ", ".join(refused) if len(refused) <= len(free) else f"all but {', '.join(free)}"
+        others = "; ".join(f"{does.value}: {', '.join(told[does])}" for does in OTHERS if told[does])
+        yield f"| {column.value} | {words} | {others} |"
+
+
+def test_the_documents_have_the_table() -> None:
+    text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    assert [row for row in rows_of_the_docs() if row not in text] == []
+
+
+NOT_COUNTED = {f"{APP}/notice.json", f"{APP}/gc.json"}
+"""By one runners look sooner, and by the other the clock of storage is told."""
+
+
+def contents(store: MemoryStore) -> dict[str, bytes]:
+    """All objects that mean anything."""
+    return {info.key: store.get(info.key) for info in store.list("") if info.key not in NOT_COUNTED}
+
+
+def expected(intent: Intent, under_way: UnderWay, world: World) -> Refused:
+    """The sentence of a cell that refuses."""
+    if under_way is UnderWay.REMOVAL:
+        return apps.being_removed(world.subject)
+    if under_way is UnderWay.MAKING:
+        return apps.being_cloned(world.subject)
+    if under_way is UnderWay.RECOVERY and intent is not Intent.REPLICATE:
+        under_way = UnderWay.COPY  # it is one until then
+    replica = world.replica if under_way is UnderWay.RECOVERY else None
+    sign = SIGNS[under_way](replica or world.store, world.subject)
+    assert sign is not None
+    return refusal(intent, sign)
+
+
+@pytest.mark.parametrize(("intent", "under_way"), CELLS, ids=lambda one: one.name.lower())
+def test_an_operation_does_what_its_cell_says(intent: Intent, under_way: UnderWay, cache: SstCache) -> None:
+    world = world_for(intent, cache)
+    BEGIN[under_way](world)
+    before, epochs = contents(world.store), {name: head.epoch for name, head in heads(world, APP).items()}
+
+    def is_there() -> bool:
+        if under_way is UnderWay.PROMOTION:
+            return apps.NAMES.find(world.store, 1, "other" if world.goes else APP) is None
+        if under_way is UnderWay.RECOVERY and world.replica is not None:
+            return SIGNS[under_way](world.replica, APP) is not None
+        if under_way in (UnderWay.REMOVAL, UnderWay.MAKING):
+            key = keys.removing if under_way is UnderWay.REMOVAL else keys.cloning
+            return exists(world.store, key(world.subject))
+        return SIGNS[under_way](world.store, world.subject) is not None
+
+    assert is_there()
+    match LAW[intent][under_way]:
+        case Does.REFUSED:
+            error = expected(intent, under_way, world)
+            with pytest.raises(Refused) as told:
+                ACT[intent](world)
+            if intent is Intent.REMOVE_SNAPSHOT and under_way in (UnderWay.CLONING, UnderWay.CLONES):
+                assert "'third' is a clone that lives from snapshot 'clone-third'" in told.value.message
+            else:
+                assert (told.value.message, told.value.hint) == (error.message, error.hint)
+            now = contents(world.store)
+            assert {key for key in now.keys() | before.keys() if now.get(key) != before.get(key)} == set()
+        case Does.BESIDE:
+            ACT[intent](world)
+            # What is removed, or made of its replica, is not that app any more.
+            assert is_there() or intent in (Intent.REMOVE, Intent.REFRESH, Intent.RECOVER)
+        case Does.FENCES:
+            ACT[intent](world)
+            assert any(head.epoch > epochs[name] for name, head in heads(world, APP).items())
+        case Does.WAITS:
+            with pytest.raises(Refused, match=r"host:1 has flights/aircraft and did not do the edit within 0 s"):
+                ACT[intent](world)
+        case Does.WITHDRAWS:
+            ACT[intent](world)
+            assert not is_there()
+        case Does.FINISHES:
+            if intent in DRY:
+                with pytest.raises(Refused) as told:
+                    DRY[intent](world)
+                assert told.value.message == expected(intent, under_way, world).message
+            ACT[intent](world)
+            assert not is_there()
