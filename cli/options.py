@@ -1,12 +1,14 @@
 """Options and arguments that several verbs share, so that they are spelled and explained once."""
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import typer
 
+from ..common.parameters import Param, kind_of, param_of, parts_of
 from ..common.validation import program_file
 from ..errors import Usage
 
@@ -31,6 +33,56 @@ def option(metavar: str | None, explanation: str, default: Any = None, *, name: 
     return typer.Option(default, *names, metavar=metavar, help=explanation, show_default=is_shown, **more)
 
 
+def of_parameter(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return a declared parameter as an option of a verb; any other parameter as it is."""
+    if (param := param_of(parameter)) is None:
+        return parameter
+    kind, default = kind_of(parameter.annotation), parameter.default
+    name = _option_of(parameter, param)
+    if kind is bool:
+        return parameter.replace(annotation=bool, default=flag(name, param.help))
+    if (unit_ms := _unit_ms(parameter, param)) and default is not None:
+        said = span(param.help, round(default * unit_ms), name=name, bare_seconds=unit_ms > 1)
+        return parameter.replace(annotation=int, default=said)
+    if unit_ms:
+        return parameter.replace(annotation=int | None, default=span(param.help, name=name))
+    limits = {word: param.limits[limit] for limit, word in (("ge", "min"), ("le", "max")) if limit in param.limits}
+    explanation = param.help
+    if _is_repeated(parameter, param):
+        item: Any = str if param.pair else get_args(kind)[0]
+        kind, default, explanation = list[item] | None, None, f"{explanation} May be repeated."
+    elif str in parts_of(kind):
+        kind = str | None if default is None else str
+    return parameter.replace(annotation=kind, default=option(param.metavar, explanation, default, name=name, **limits))
+
+
+def value_of(parameter: inspect.Parameter, value: Any) -> Any:
+    """Return what was typed for a declared parameter as the declaration has it. Raises as `pairs`."""
+    if (param := param_of(parameter)) is None:
+        return value
+    if param.pair:
+        return pairs(_option_of(parameter, param), value, param.metavar or "", param.pair)
+    if _is_repeated(parameter, param):
+        return tuple(value) if value else parameter.default
+    return value / unit_ms if (unit_ms := _unit_ms(parameter, param)) > 1 else value
+
+
+def _is_repeated(parameter: inspect.Parameter, param: Param) -> bool:
+    return bool(param.pair) or get_origin(kind_of(parameter.annotation)) is Sequence
+
+
+def _unit_ms(parameter: inspect.Parameter, param: Param) -> int:
+    """Return of how many milliseconds a span of time is given in multiples; 0 for a parameter that is none."""
+    unit = parameter.name.rpartition("_")[2] if param.metavar is None else ""
+    return {"s": 1_000, "ms": 1}.get(unit, 0)
+
+
+def _option_of(parameter: inspect.Parameter, param: Param) -> str:
+    name = parameter.name.rpartition("_")[0] if _unit_ms(parameter, param) else parameter.name
+    name = name.removesuffix("s") if _is_repeated(parameter, param) else name
+    return param.option or f"--{name.replace('_', '-')}"
+
+
 STORE = option("ROOT", "Store root: s3://bucket/prefix or a folder. Else SLACKWATER_STORE, else slackwater.toml.")
 KAFKA = option("HOST:PORT", "Kafka brokers, comma-separated. Else SLACKWATER_KAFKA, else slackwater.toml.")
 JSON = flag("--json", "Print JSON for machines; errors as one JSON object on stderr.")
@@ -39,7 +91,6 @@ LOG_FORMAT = option(
 )
 MESSAGE = option("TEXT", "Why, for the log of operations.", "")
 DRY_RUN = flag("--dry-run", "Check everything, say what would be done; change nothing.")
-YES_REALLY = option("APP", "The app's name once more, where it is protected: else it is asked for.", "")
 STAGE = argument("APP/STAGE", "A stage of an app.")
 APP = argument("APP", "Name of the app.")
 REF = argument("REF", "A moment: app, app@name, app@2026-11-21T07:12, app@-5m, app@~3, app/stage@v42.")
@@ -53,14 +104,6 @@ KEY = argument(
     "with '-' and is no number comes after --.",
 )
 FORGOTTEN_KEY = option("TABLE=KEY", "A key of a table; one of several columns as a JSON array. May be repeated.")
-FORGOTTEN_KEYS = option("FILE", "A file with a TABLE=KEY on each line. May be repeated.")
-ALSO = option("VALUE", "Another value of the same keys, of which the program makes them. May be repeated.")
-FIELD = option(
-    "TABLE=FIELD",
-    "A field of records that leads to a table's key, where only the program knows: people=$.user.id, or of one topic "
-    "people=orders:who. May be repeated; [forget] in slackwater.toml has them for good.",
-    name="--field",
-)
 CONF = option("KEY=VALUE", "A setting of Spark, before all others; may be repeated.")
 PY_FILES = option("FILES", "Python files and zips that the program imports, comma between; may be repeated.")
 

@@ -12,6 +12,7 @@ import typer
 
 from ..client.show.formats import store_flag
 from ..common import instants
+from ..common.parameters import declaration_of, param_of, parameters_of
 from ..errors import Protected, SlackwaterError, Usage
 from . import options
 from .groups import Either, Group, Verb
@@ -20,6 +21,7 @@ from .terminal import LogFormat, Printer, is_terminal, log_as
 
 if TYPE_CHECKING:
     from ..client import Client, StoredApp
+    from ..client.show.shown import Result
     from ..pipeline.run.stopping import Stop
     from ..settings import Settings
 
@@ -31,6 +33,10 @@ class Session(Printer):
         super().__init__(as_json=as_json)
         self.store_option = store
         self._kafka, self._message = kafka, message
+
+    def show(self, result: "Result") -> None:
+        """Show the result, with commands to type next that reach the same store. Raises as `Printer.show`."""
+        super().show(result.with_flags(store_flag(self.store_option)))
 
     def recording(self) -> AbstractContextManager[None]:
         """Inside, the log of operations gets the message with whatever is done. Raises `Usage` for one that is none."""
@@ -122,6 +128,10 @@ def group(explanation: str = "", *examples: str) -> typer.Typer:
     return app
 
 
+_LAST = {"yes_really": 2, "dry_run": 3}
+"""Options that come last in the help of each verb that has them."""
+
+
 def verb(
     *examples: str,
     of: typer.Typer | None = None,
@@ -131,17 +141,23 @@ def verb(
     kafka: bool = False,
     changes: bool = False,
     goes_on: bool = False,
+    declared_first: bool = False,
 ) -> Callable[[Callable[..., None]], typer.Typer]:
     """Make a command of a function whose first parameter is its `Session`.
 
-    In place of that the command has the options that verbs share: --json, and --store and --kafka if it is to, and
-    --message where it `changes` something, which the log of operations tells, and --log-format where it `goes_on` for
-    long. Where a function has `yes_really`,
+    It has an option for each parameter of a declaration (`**options: Unpack[…]`), in the help behind those of its own
+    unless they are to be `declared_first`. In place of the session it has the
+    options that verbs share: --json, and --store and --kafka if it is to, and --message where it `changes` something,
+    which the log of operations tells, and --log-format where it `goes_on` for long. Where a function has `yes_really`,
     and the app is protected, a person types its name when asked, and the function is called with it. The verb's
     help ends with the examples. `of` is the group that it belongs to, `whole` makes it what the group itself does;
     `name` is its name, where that is not the function's. Returns the typer app.
     """
     app = of or typer.Typer(add_completion=False)
+
+    def place(parameter: inspect.Parameter) -> int:
+        is_declared = param_of(parameter) is not None
+        return _LAST.get(parameter.name, int(is_declared != declared_first))
 
     def register(body: Callable[..., None]) -> typer.Typer:
         def command(
@@ -155,6 +171,7 @@ def verb(
         ) -> None:
             verb_begins()
             log_as(log_format)
+            own = {name: options.value_of(known[name], value) for name, value in own.items()}
             with closing(Session(store, kafka, message, as_json=as_json)) as session, session.recording():
                 try:
                     body(session, **own)
@@ -164,8 +181,9 @@ def verb(
                     body(session, **own | {"yes_really": session.asked_for_name(error)})
 
         keyword = inspect.Parameter.KEYWORD_ONLY
-        own = inspect.signature(body).parameters.values()
-        parameters = [each.replace(kind=keyword) for each in own if each.name != "session"]
+        known = {each.name: each for each in sorted(parameters_of(body), key=place)}
+        del known["session"]
+        parameters = [options.of_parameter(each).replace(kind=keyword) for each in known.values()]
         if store:
             parameters.append(inspect.Parameter("store", keyword, default=options.STORE, annotation=str | None))
         if kafka:
@@ -177,7 +195,7 @@ def verb(
                 inspect.Parameter("log_format", keyword, default=options.LOG_FORMAT, annotation=LogFormat)
             )
         parameters.append(inspect.Parameter("as_json", keyword, default=options.JSON, annotation=bool))
-        command.__doc__ = body.__doc__
+        command.__doc__ = body.__doc__ or declaration_of(body).__doc__
         command.__annotations__ = {each.name: each.annotation for each in parameters}
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         epilog = options.examples(*examples)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
+from typing import Unpack
 
 from ..common import instants
 from ..common.argument_types import checked_methods
@@ -30,10 +31,22 @@ from ..snapshot.query.row_source import RowSource
 from ..snapshot.status.archives import archives_of
 from ..snapshot.under_way import runners
 from ..store.versions.apps import read_app
+from .declared.operations import (
+    CompactOptions,
+    EditOptions,
+    ForgetOptions,
+    GuardedOptions,
+    KeysOptions,
+    LookOptions,
+    ResetOptions,
+    RetentionOptions,
+    RewindOptions,
+)
+from .declared.questions import When
 from .failover import AppFailover
 from .show import maintenance, rows
 from .show.shown import Result
-from .when import When, in_words
+from .when import in_words
 
 _NO_KEY: object = object()
 
@@ -55,42 +68,26 @@ class StoredApp(AppFailover):
             retries.ask(client.store, self.name, name, by=client.by, now_ms=now_ms)
         return rows.retries(self.name, waiting, running, dry_run=dry_run)
 
-    def rewind(
-        self,
-        to: When = "",
-        *,
-        before_deploy: bool = False,
-        keep_offsets: bool = False,
-        fence: bool = False,
-        yes_really: str = "",
-        dry_run: bool = False,
-    ) -> Result:
-        """Take the app back to an earlier moment of its own: tables, offsets, and what was on the way, of all stages.
-
-        As new versions: the history stays, and what is undone is a snapshot's, which one more rewind goes back to. What
-        sinks were given since cannot be unsent, and comes once more.
+    def rewind(self, to: When = "", **options: Unpack[RewindOptions]) -> Result:
+        """Take the app back.
 
         Args:
             to: the moment, as `at` takes it.
-            before_deploy: instead, the moment before the program that the app has now.
-            keep_offsets: only the tables; the app goes on reading where it is.
-            fence: also while a runner has the app, which stops.
-            yes_really: the app's name once more, where it is protected.
-            dry_run: only look: what is undone in rows, offsets, and rows that sinks were given.
 
         Raises:
             Usage: the moment is malformed, there is none, or nothing says where Kafka is.
             NotFound: there is no such app or moment, or no program before this one.
             Refused: a runner has it; or Kafka does not hold what would be read once more; nothing was changed.
         """
-        if bool(to) == before_deploy:
+        dry_run, keep_offsets = options["dry_run"], options["keep_offsets"]
+        if bool(to) == options["before_deploy"]:
             verb = f"slackwater rewind {self.called}"
             raise Usage(
                 "a rewind goes to a moment, or to before the newest deploy; expected one of the two",
                 hint=f"{verb}@-1h, or another moment of it; or {verb} --before-deploy",
             )
         read_app(self._client.store, self.name)
-        self._check_allowed("to rewind it", yes_really, dry_run=dry_run)
+        self._check_allowed("to rewind it", options)
         client, now_ms = self._client, instants.now_ms()
         channels = (
             None if keep_offsets else client.known_channels("which holds what is to be read once more", self.name)
@@ -103,44 +100,18 @@ class StoredApp(AppFailover):
             by=client.by,
             now_ms=now_ms,
             cache=client.cache,
-            fence=fence,
+            fence=options["fence"],
             dry_run=dry_run,
             reader=channels or client.channels_of(self.name),
         )
         client.note_thinned(done.plan.ref, done.plan.to.thinned)
-        return maintenance.rewound(done, client.flags, dry_run=dry_run)
+        return maintenance.rewound(done, dry_run=dry_run)
 
-    def reset(
-        self,
-        *topics: str,
-        all_topics: bool = False,
-        to_earliest: bool = False,
-        to_latest: bool = False,
-        to_datetime: When = "",
-        by_duration: str = "",
-        shift_by: int | None = None,
-        to_offset: int | None = None,
-        fence: bool = False,
-        yes_really: str = "",
-        dry_run: bool = False,
-    ) -> Result:
-        """Have the app read users' topics on from other offsets, at its next start. Its tables stay as they are.
-
-        As new versions, of all stages or none. What is read twice counts twice, and what is skipped never does: the
-        result says how much. A moment of before is a snapshot's, which a rewind goes back to.
+    def reset(self, *topics: str, **options: Unpack[ResetOptions]) -> Result:
+        """Have the app read users' topics on from other offsets, at its next start.
 
         Args:
             topics: `"flights"`, or `"flights:0,1"` for some of its partitions; by the names that the app declares.
-            all_topics: instead, all that its stages read.
-            to_earliest: from the first offset that can be read.
-            to_latest: from the end.
-            to_datetime: from the first record of that time or later.
-            by_duration: the same, so long ago: `"PT30M"`, or `"30m"`.
-            shift_by: by so many offsets, back where it is below 0.
-            to_offset: from this offset of each partition.
-            fence: also while a runner has the app, which stops.
-            yes_really: the app's name once more, where it is protected.
-            dry_run: only look: offsets that are read again or skipped, by stage and partition.
 
         Raises:
             Usage: there is not just one scenario, or not topics or all of them; or nothing says where Kafka is.
@@ -148,19 +119,19 @@ class StoredApp(AppFailover):
             Refused: a runner has the app, the topic is one between its stages, or Kafka does not hold the offsets.
         """
         read_app(self._client.store, self.name)
-        self._check_allowed("to reset its offsets", yes_really, dry_run=dry_run)
+        self._check_allowed("to reset its offsets", options)
         client, now_ms = self._client, instants.now_ms()
-        text = in_words(to_datetime)
+        text = in_words(options["to_datetime"])
         scenario = Scenario.of(
-            to_earliest=to_earliest,
-            to_latest=to_latest,
+            to_earliest=options["to_earliest"],
+            to_latest=options["to_latest"],
             to_datetime_ms=instants.parse("--to-datetime", text) if text else None,
-            by_duration=by_duration,
-            shift_by=shift_by,
-            to_offset=to_offset,
+            by_duration=options["by_duration"],
+            shift_by=options["shift_by"],
+            to_offset=options["to_offset"],
             now_ms=now_ms,
         )
-        scope = scopes(topics, all_topics=all_topics)
+        scope = scopes(topics, all_topics=options["all_topics"])
         channels = client.known_channels("which has the topics that are to be read on")
         done = reset(
             client.store,
@@ -170,11 +141,11 @@ class StoredApp(AppFailover):
             channels,
             by=client.by,
             now_ms=now_ms,
-            fence=fence,
-            dry_run=dry_run,
+            fence=options["fence"],
+            dry_run=options["dry_run"],
             reader=channels,
         )
-        return maintenance.reset(done, client.flags, dry_run=dry_run)
+        return maintenance.reset(done, dry_run=options["dry_run"])
 
     def edit(
         self,
@@ -183,24 +154,15 @@ class StoredApp(AppFailover):
         *,
         rows: str | Path = "",
         show_values: bool = True,
-        timeout_s: float = 60,
-        again: bool = False,
-        yes_really: str = "",
-        dry_run: bool = False,
+        **options: Unpack[EditOptions],
     ) -> Result:
-        """Change rows of a table by hand, as a version of its own; a runner that has the stage does it meanwhile.
-
-        Nothing is sent on for it: stages and sinks behind the table have what they were sent before.
+        """Change rows of a table.
 
         Args:
             table: the stage whose table it is.
             sql: one UPDATE, DELETE, INSERT or MERGE of that table; it may read the app's other tables.
             rows: instead, a file that DuckDB reads, with all columns of the table: rows that are to be there.
             show_values: tell the rows as they were and as they become.
-            timeout_s: how long a runner that has the stage has for it.
-            again: also where the same statement was done in the last ten minutes, which else is not done twice.
-            yes_really: the app's name once more, where it is protected.
-            dry_run: only look.
 
         Raises:
             Usage: the SQL is wrong, or no single statement that changes rows.
@@ -208,7 +170,7 @@ class StoredApp(AppFailover):
             Refused: the table cannot be edited, the rows do not fit it, or the runner did not come to it; nothing was
                 changed then.
         """
-        self._check_allowed(f"to edit {table}", yes_really, dry_run=dry_run)
+        self._check_allowed(f"to edit {table}", options)
         client, on_wait = self._client, "{} has it, and does it between two batches …"
         before = newest(client.store, self.name, table).stages[table]
         done = edit(
@@ -220,24 +182,20 @@ class StoredApp(AppFailover):
             sql=sql,
             source=RowSource(file=str(rows), only_files=True) if rows else None,
             by=client.by,
-            patience_s=timeout_s,
-            again=again,
-            dry_run=dry_run,
+            patience_s=options["timeout_s"],
+            again=options["again"],
+            dry_run=options["dry_run"],
             on_wait=lambda runner: client.note(on_wait.format(runner)),
         )
-        return maintenance.edited(done, before, client.flags, with_values=show_values, dry_run=dry_run)
+        return maintenance.edited(done, before, with_values=show_values, dry_run=options["dry_run"])
 
     def forget(
         self,
         keys: str | Sequence[str] | Mapping[str, Iterable[object]] = (),
         key: object = _NO_KEY,
         *,
-        files: Sequence[Path] = (),
-        also: Sequence[str] = (),
-        fields: Sequence[str] = (),
-        yes_really: str = "",
-        dry_run: bool = False,
         on_progress: Callable[[str], None] = lambda _line: None,
+        **options: Unpack[ForgetOptions],
     ) -> Result:
         """Take keys out of all that the app has stored, of whatever version, and of its clones.
 
@@ -245,11 +203,6 @@ class StoredApp(AppFailover):
             keys: a table, whose `key` is the second argument, as `get` takes it; or by table, the keys; or `TABLE=KEY`
                 each, as on the command line.
             key: the key of that table; a tuple for one of several columns.
-            files: files with a `TABLE=KEY` on each line.
-            also: other values of the same keys, of which the program makes them.
-            fields: `TABLE=FIELD` each, fields of records that lead to a table's key, besides those of `[forget]`.
-            yes_really: the app's name once more, where it is protected.
-            dry_run: only look: which objects hold one.
             on_progress: told what it is at.
 
         Raises:
@@ -259,49 +212,46 @@ class StoredApp(AppFailover):
                 app shares SSTs with one that it was cloned from; other keys are being forgotten; a snapshot, a clone
                 or an edit is under way; a clone cannot be reached.
         """
-        self._check_allowed("to forget keys of it", yes_really, dry_run=dry_run)
+        self._check_allowed("to forget keys of it", options)
         client = self._client
         done = forget_keys(
             client.store,
             client.cache,
             self.name,
-            _asked(keys, key, files, also),
+            _asked(keys, key, options),
             by=client.by,
             kafka=client.channels(),
-            declared=client.settings.declared_fields(fields),
+            declared=client.settings.declared_fields(options["fields"]),
             formats=StoredFormats(),
-            dry_run=dry_run,
+            dry_run=options["dry_run"],
             on_progress=on_progress,
         )
-        return maintenance.forgot(done, self.called, client.flags)
+        return maintenance.forgot(done, self.called, dry_run=options["dry_run"])
 
     def verify_forgotten(
         self,
         keys: str | Sequence[str] | Mapping[str, Iterable[object]] = (),
         key: object = _NO_KEY,
         *,
-        files: Sequence[Path] = (),
-        also: Sequence[str] = (),
-        fields: Sequence[str] = (),
-        deep: bool = False,
         on_progress: Callable[[str], None] = lambda _line: None,
+        **options: Unpack[LookOptions],
     ) -> Result:
         """Look whether anything of the app and its clones holds keys, as `forget` takes them. Changes nothing.
 
         With `deep`, each object is decoded in full, other tables' too. Raises as `forget`.
         """
-        client, asked = self._client, _asked(keys, key, files, also)
+        client, asked = self._client, _asked(keys, key, options)
         found = look(
             client.store,
             self.name,
             asked,
             kafka=client.channels(),
-            declared=client.settings.declared_fields(fields),
+            declared=client.settings.declared_fields(options["fields"]),
             formats=StoredFormats(),
-            deep=deep,
+            deep=options["deep"],
             on_progress=on_progress,
         )
-        return maintenance.looked(found, self.called, client.flags)
+        return maintenance.looked(found, self.called)
 
     def give_up_forgetting(self) -> Result:
         """End a `forget` that broke off, and whose keys nobody has any more. Raises `Refused` where none did."""
@@ -331,29 +281,27 @@ class StoredApp(AppFailover):
         was = protection.lift(client.store, self.name, by=client.by, typed=yes_really, called=self.called)
         return maintenance.unprotected(self.called, was=was)
 
-    def retire(self, stage: str, *, yes_really: str = "", dry_run: bool = False) -> Result:
+    def retire(self, stage: str, **options: Unpack[GuardedOptions]) -> Result:
         """Let the app go on without a stage that is gone from its program; its consumer group goes, too.
 
         Raises `NotFound` where there is none, and `Refused` where another stage reads what it sends.
         """
-        client, group = self._client, group_of(self.name, stage)
-        self._check_allowed(f"to retire {stage}", yes_really, dry_run=dry_run)
+        client, group, dry_run = self._client, group_of(self.name, stage), options["dry_run"]
+        self._check_allowed(f"to retire {stage}", options)
         done = retire(client.store, self.name, stage, by=client.by, now_ms=instants.now_ms(), dry_run=dry_run)
         try:
             if client.settings.brokers and not dry_run:
                 client.settings.open_kafka().delete_groups([group])  # its lag would only grow
         except Unavailable as error:
             client.note(f"the consumer group {group} is still there: {error.message}")
-        return maintenance.retired(done, client.flags, dry_run=dry_run)
+        return maintenance.retired(done, dry_run=dry_run)
 
     def compact(
         self,
         stages: Sequence[str] = (),
         *,
-        threads: int = 1,
-        full: bool = False,
-        dry_run: bool = False,
         on_version: Callable[[Compacted], None] = lambda _done: None,
+        **options: Unpack[CompactOptions],
     ) -> Result:
         """Merge the SSTs of all tables, or of some stages', as each table's policy calls for, or with `full` all.
 
@@ -363,12 +311,12 @@ class StoredApp(AppFailover):
         # Parquet takes long to load.
         from ..operations.maintenance.archive_fill import merge_archives
 
-        client = self._client
+        client, full, dry_run = self._client, options["full"], options["dry_run"]
         archives = partial(merge_archives, client.store, self.name, full=full, by=client.by, dry_run=dry_run)
         if dry_run:
             due = plan(client.store, self.name, tuple(stages), full=full)
-            return maintenance.to_compact(self.name, due, () if stages else archives())
-        compactor = self.compactor(stages, threads, Event())
+            return maintenance.to_compact(self.name, due, () if stages else archives(), dry_run=True)
+        compactor = self.compactor(stages, options["threads"], Event())
         done = compactor.once(full=full, on_version=on_version)
         merged = () if stages else archives()
         earlier = () if done or merged else merged_last(client.store, self.name, compactor.wanted)
@@ -415,13 +363,17 @@ class StoredApp(AppFailover):
         return AppCompactor(store, cache, self.name, wanted, by=by, threads=threads, now_ms=clock, stop=stop)
 
     def gc(
-        self, *, margin_ms: int = MARGIN_MS, explained: str = "", dry_run: bool = False, **rules: int | None
+        self,
+        *,
+        margin_ms: int = MARGIN_MS,
+        explained: str = "",
+        dry_run: bool = False,
+        **rules: Unpack[RetentionOptions],
     ) -> Result:
         """Collect versions that retention lets go, and objects that nothing has named for `margin_ms`, an hour or more.
 
-        With `explained`, an object, it only says why that is kept, or not. `rules` are `all_ms`, `hourly_ms`,
-        `daily_ms`, `versions` and `input_ms`, before those of the settings. Raises `Usage` for a shorter margin, and
-        `NotFound` for the app or the object.
+        With `explained`, an object, it only says why that is kept, or not. Rules go before those of the settings.
+        Raises `Usage` for a shorter margin, and `NotFound` for the app or the object.
         """
         client = self._client
         retention = client.settings.retention_of(self.called, **rules)
@@ -435,9 +387,8 @@ class StoredApp(AppFailover):
         return maintenance.collected(done)
 
 
-def _asked(
-    keys: str | Sequence[str] | Mapping[str, Iterable[object]], key: object, files: Sequence[Path], also: Sequence[str]
-) -> KeysAsked:
+def _asked(keys: str | Sequence[str] | Mapping[str, Iterable[object]], key: object, options: KeysOptions) -> KeysAsked:
+    files, also = options["files"], options["also"]
     if isinstance(keys, str):
         if key is _NO_KEY:
             raise Usage(

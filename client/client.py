@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import msgspec
 
@@ -12,14 +13,14 @@ from ..errors import NotFound
 from ..settings import load
 from ..store.versions.apps import folder_of, in_folder, list_apps, read_app
 from .backends import Backends, names_at, names_of_stage
+from .declared.operations import ExpiredOptions, InitOptions, TokenOptions
 from .show.document import Block, Title
 from .show.shown import Shown
-from .when import When, in_words
+from .when import in_words
 
 if TYPE_CHECKING:
-    from ..operations.exchange.first_version import FirstVersion
     from ..operations.exchange.initialise import Initialised, Loaded
-    from ..operations.maintenance.tokens import Token, Verb
+    from ..operations.maintenance.tokens import Token
     from .app import StoredApp
     from .moment import Moment
     from .show.shown import Result
@@ -61,7 +62,7 @@ class Client(Backends, Shown):
     _inner = frozenset((
         *("beside", "by", "cache", "called", "channels", "channels_of", "channels_of_clone", "channels_where_needed"),
         *("digest_of", "flags"),
-        *("initialise", "known_channels", "moment", "moment_of_table", "note", "note_thinned"),
+        *("known_channels", "moment", "moment_of_table", "note", "note_thinned"),
         *("on_behalf_of", "program_of"),
         *("settings", "store"),
     ))  # fmt: skip
@@ -116,9 +117,7 @@ class Client(Backends, Shown):
 
         return listed(self, source)
 
-    def remove_expired(
-        self, source: str = "", *, topics: bool = False, fence: bool = False, dry_run: bool = False
-    ) -> "Result":
+    def remove_expired(self, source: str = "", **options: Unpack[ExpiredOptions]) -> "Result":
         """Remove the clones under this root whose time to live is over, those of the app `source` or all.
 
         One that a runner holds stays without `fence`, and so does one that is protected, or that others live from; the
@@ -126,7 +125,7 @@ class Client(Backends, Shown):
         """
         from .clones import remove_expired
 
-        return remove_expired(self, source, topics=topics, fence=fence, dry_run=dry_run)
+        return remove_expired(self, source, options)
 
     def attach(
         self,
@@ -203,10 +202,7 @@ class Client(Backends, Shown):
         """
         from .attaching import adopt, query_of
 
-        words = [
-            f"{topic}={msgspec.json.encode(dict(enumerate(at))).decode()}" for topic, at in (offsets or {}).items()
-        ]
-        query = query_of(str(checkpoint), str(code), stage, app, words, from_batch, attached)
+        query = query_of(str(checkpoint), str(code), stage, app, _offsets_in_words(offsets or {}), from_batch, attached)
         how: dict[str, Any] = {"master": master, "spark_conf": spark_conf, "dry_run": dry_run}
         return adopt(self, query, lambda _line: None, **how)
 
@@ -215,27 +211,19 @@ class Client(Backends, Shown):
         stage: str,
         file: str | Path = "",
         *,
-        sql: str = "",
         code: str | Path,
-        offsets: Mapping[str, str | Sequence[int]] | None = None,
-        at: When = "",
-        dry_run: bool = False,
+        offsets: Mapping[str, str | Sequence[int]] | Sequence[str] = (),
         on_progress: "Callable[[Loaded], None]" = lambda _so_far: None,
+        **options: Unpack[InitOptions],
     ) -> "Initialised":
-        """Begin a stage's table with rows from elsewhere: they become its version 1, and the first run goes on from it.
-
-        One commit: before it nobody sees anything, and a call that was interrupted is finished by the same call. The
-        app's other stages begin empty. Starts Spark, which knows the columns that the program declares.
+        """Begin a stage's table with rows from elsewhere. Starts Spark, which knows the columns of the program.
 
         Args:
             stage: `"app/stage"`.
             file: what DuckDB reads: Parquet, CSV or JSON, also as a pattern or a URL.
-            sql: a query that returns the rows, instead.
             code: the file of the program that declares the app.
             offsets: where the app begins to read topics: `"earliest"`, `"latest"`, or the offset of each partition;
-                default where the program says.
-            at: begin all other topics at their first record of this time.
-            dry_run: check everything and change nothing.
+                or in the words of the command line. Default where the program says.
             on_progress: told how far it is.
 
         Raises:
@@ -244,38 +232,18 @@ class Client(Backends, Shown):
             Refused: the stage has versions, or the rows are not the table's: columns, types, a null key, a key twice.
             Unavailable: the store or Kafka did not answer; the same call again finishes it.
         """
-        self.known_channels("from which the app goes on")
-        words = [
-            f"{topic}={where if isinstance(where, str) else msgspec.json.encode(dict(enumerate(where))).decode()}"
-            for topic, where in (offsets or {}).items()
-        ]
-        text = in_words(at)
-        return self.initialise(stage, str(file), sql, str(code), words, text, dry_run, on_progress)[0]
-
-    def initialise(
-        self,
-        stage: str,
-        file: str,
-        sql: str,
-        code: str,
-        offsets: Sequence[str],
-        at: str,
-        dry_run: bool,
-        on_progress: "Callable[[Loaded], None]",
-    ) -> "tuple[Initialised, FirstVersion]":
-        """What `init` does, with `offsets` in the words of the command line; and what the version has besides rows."""
+        kafka, at = self.known_channels("from which the app goes on").kafka, in_words(options["at"])
         # Spark's Python side takes a second or two.
         from ..operations.exchange.first_version import first_version_of
         from ..operations.exchange.initialise import initialise
         from ..snapshot.query.row_source import RowSource
 
         app, name = names_of_stage(stage)
-        rows, kafka = RowSource(file, sql), self.known_channels("from which the app goes on").kafka
-        first = first_version_of(code, app, name, self.store, kafka, offsets=offsets, at=at, by=self.by)
-        store, info, channels = self.store, first.info, first.channels
-        return initialise(
-            store, first.manifest, rows, info=info, channels=channels, dry_run=dry_run, on_progress=on_progress
-        ), first
+        rows, words = RowSource(str(file), options["sql"]), _offsets_in_words(offsets)
+        first = first_version_of(str(code), app, name, self.store, kafka, offsets=words, at=at, by=self.by)
+        how: Any = {"info": first.info, "channels": first.channels, "on_progress": on_progress}
+        done = initialise(self.store, first.manifest, rows, dry_run=options["dry_run"], **how)
+        return replace(done, others=first.others, starts=first.info.starts)
 
     def tokens(self) -> "tuple[Token, ...]":
         """What may be read over HTTP by whoever has a token. One listing, and a read for each."""
@@ -289,29 +257,12 @@ class Client(Backends, Shown):
 
         return digest(token)
 
-    def add_token(
-        self,
-        name: str,
-        apps: Sequence[str],
-        *,
-        tables: Sequence[str] = ("*",),
-        verbs: "Sequence[Verb]" = ("read",),
-        per_s: int = 0,
-        days: int = 0,
-        certificate: bool = False,
-        dry_run: bool = False,
-    ) -> "Result":
-        """Make a token for `slackwater serve`; what is to be sent is told here, and kept nowhere.
+    def add_token(self, name: str, apps: Sequence[str], **options: Unpack[TokenOptions]) -> "Result":
+        """Make a token for `slackwater serve`.
 
         Args:
             name: what it is called.
             apps: what may be read; `"*"` for all.
-            tables: of these apps; `"*"` for all.
-            verbs: of `read`, `sql`, `bisect`, `snapshot`, and `values`, which agents are shown with it.
-            per_s: requests that each instance answers in a second; 0 for any number.
-            days: after which it ends; 0 for never.
-            certificate: instead of a token, whoever comes with a certificate of this common name.
-            dry_run: only look.
 
         Raises `Usage`, `NotFound` for an app, and `Refused` where there is one of that name.
         """
@@ -319,15 +270,8 @@ class Client(Backends, Shown):
         from ..operations.maintenance import tokens
         from .show.maintenance import token_added
 
-        how: dict[str, Any] = {
-            "per_s": per_s,
-            "days": days,
-            "certificate": certificate,
-            "by": self.by,
-            "now_ms": now_ms(),
-        }
-        made = tokens.add(self.store, name, apps_=apps, tables=tables, verbs=verbs, dry_run=dry_run, **how)
-        return token_added(*made, dry_run=dry_run)
+        how: Any = {**options, "by": self.by, "now_ms": now_ms()}
+        return token_added(*tokens.add(self.store, name, apps_=apps, **how), dry_run=options["dry_run"])
 
     def remove_token(self, name: str, *, dry_run: bool = False) -> "Result":
         """Remove a token: instances hear of it within five seconds. Raises `NotFound`."""
@@ -338,3 +282,13 @@ class Client(Backends, Shown):
 
     def _blocks(self) -> tuple[Block, ...]:
         return (Title(f"slackwater store {self.root}{' (closed)' if self._closed.is_set() else ''}"),)
+
+
+def _offsets_in_words(offsets: Mapping[str, Any] | Sequence[str]) -> list[str]:
+    """Return where topics begin as the command line says it: `TOPIC=earliest`, `TOPIC={"0":23}`."""
+    if not isinstance(offsets, Mapping):
+        return [*offsets]
+    return [
+        f"{topic}={at if isinstance(at, str) else msgspec.json.encode(dict(enumerate(at))).decode()}"
+        for topic, at in offsets.items()
+    ]

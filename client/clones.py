@@ -1,7 +1,7 @@
 """Clones of an app: made, made anew, and removed; and the removal of any app."""
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ..common import instants
 from ..common.argument_types import checked_methods
@@ -18,12 +18,19 @@ from ..snapshot.change.first_versions import has_run
 from ..snapshot.take.waiting import asks_nobody
 from ..store.versions.apps import called, find_app, folder_of, in_folder
 from .backends import Backends
+from .declared.operations import (
+    CloneOptions,
+    ExpiredOptions,
+    GuardedOptions,
+    RefreshOptions,
+    RemoveCloneOptions,
+    RemoveOptions,
+)
+from .declared.questions import When
 from .history import AppHistory
 from .show import maintenance
 from .show import snapshots as shown
-from .show.formats import store_flag
 from .show.shown import Result
-from .when import When
 
 if TYPE_CHECKING:
     from ..pipeline.kafka.channels import KafkaChannels
@@ -41,32 +48,16 @@ class AppClones(AppHistory):
         to: str,
         *,
         at: When = "now",
-        topics: Mapping[str, str] | None = None,
-        sinks: Mapping[str, str] | None = None,
         store: str | None = None,
-        masks: Mapping[str, str] | None = None,
-        deep: bool = False,
-        empty: bool = False,
-        owner: str = "",
-        reason: str = "",
         ttl: str = "",
+        **options: Unpack[CloneOptions],
     ) -> Self:
-        """Make a new app from a moment of this one: same state, same offsets, topics between stages of its own.
-
-        No state is copied, unless `deep` or `masks` say so. A call that was interrupted is finished by the same call.
+        """Make a new app from a moment of this one. State is copied only where `deep` or `masks` say so.
 
         Args:
             to: the new app's name.
             at: the moment, as `at` takes it.
-            topics: topics that it reads instead, by the names that the app declares.
-            sinks: what it publishes: a topic of its own for each sink, by the name that the app declares; default
-                nothing.
             store: the store root of the new app; default the same.
-            masks: what it hides, `"table.column"` to `"hash"`, `"null"` or a text with `{}` where the hash is to stand.
-            deep: copy everything into the other root, so that this app may vanish.
-            empty: take no state: the new app reads its topics from the beginning.
-            owner: who has it; default who calls.
-            reason: what it is for.
             ttl: how long it is wanted, as `"3d"`; default for as long as nobody removes it. `remove_expired` of the
                 client then removes it.
 
@@ -80,10 +71,7 @@ class AppClones(AppHistory):
                 cannot be hidden.
             Forbidden: this user may not pin the moment in the source.
         """
-        ttl_ms = parse_ms("ttl", ttl) if ttl else 0
-        said: dict[str, Any] = {"topics": topics, "sinks": sinks, "masks": masks, "deep": deep, "empty": empty}
-        said |= {"reason": reason, "ttl_ms": ttl_ms}
-        self.cloned(self._ref(at), to, store, said, owner=owner)
+        self.cloned(self._ref(at), to, store, parse_ms("ttl", ttl) if ttl else 0, options)
         return type(self)(self._client.beside(store), to)
 
     def cloned(
@@ -91,15 +79,16 @@ class AppClones(AppHistory):
         source: str,
         to: str,
         store: str | None,
-        said: Mapping[str, Any],
+        ttl_ms: int,
+        options: CloneOptions,
         *,
         dry_run: bool = False,
         on_progress: Progress = lambda _done, _all: None,
-        owner: str = "",
     ) -> Result:
-        """What `clone` does, from a whole ref; `said` are fields of `Terms`. Tells what was done, or would be."""
+        """Clone from a whole ref, as `clone` does; `ttl_ms` 0 is for ever. Tells what was done, or would be."""
         client, target = self._client, self._client.beside(store).store
-        terms = Terms(owner=owner or client.by, **{name: value for name, value in said.items() if value})
+        said: dict[str, Any] = {name: value for name, value in options.items() if value}
+        terms = Terms(**{"owner": client.by, **said}, ttl_ms=ttl_ms)
         with client.channels_of_clone(self.name, asks=bool(terms.topics or terms.sinks)) as channels:
             made = make_clone(
                 client.store,
@@ -115,27 +104,18 @@ class AppClones(AppHistory):
             )
         client.note_thinned(source, made.source.thinned)
         runs = made.done and has_run(target, made.info)
-        return shown.cloned(made, source, store_flag(store) or client.flags, runs=runs, dry_run=dry_run)
+        return shown.cloned(made, source, store, runs=runs, dry_run=dry_run)
 
-    def refresh(
-        self,
-        *,
-        fence: bool = False,
-        yes_really: str = "",
-        dry_run: bool = False,
-        on_progress: Progress = lambda _done, _all: None,
-    ) -> Result:
-        """Make this clone anew from its source's newest moment: same name, topics, sinks, masks, owner, time to live.
-
-        What it has done since is gone. With `fence` also when a runner holds it, which stops.
+    def refresh(self, *, on_progress: Progress = lambda _done, _all: None, **options: Unpack[RefreshOptions]) -> Result:
+        """Make this clone anew.
 
         Raises:
             NotFound: there is no such app.
             Refused: it is no clone, has everything of its own, others live from it, it has the name of another app by a
                 promotion, or it could not be made anew.
         """
-        client = self._client
-        self._check_allowed("to make it anew", yes_really, dry_run=dry_run)
+        client, dry_run = self._client, options["dry_run"]
+        self._check_allowed("to make it anew", options)
         # Of the clone itself, half may be gone: the source says what it is, and has the archive.
         made_from = origin_of(client.store, self.name)
         source = client.beside(made_from.root)
@@ -150,29 +130,17 @@ class AppClones(AppHistory):
                 now_ms=instants.now_ms(),
                 dry_run=dry_run,
                 on_progress=on_progress,
-                fence=fence,
+                fence=options["fence"],
                 # Where its sinks were, is no place in what they will be. Its topics become those of the new one.
                 outside=lambda removal: None if is_copy else channels.kafka.delete_groups(_groups(removal)),
                 on_wait=client.note,
             )
         origin, folder = done.info.origin, done.source.app
         name = called(client.store.at(origin.root if origin else "")).get(folder, folder)
-        return shown.refreshed(done, name, client.flags, dry_run=dry_run)
+        return shown.refreshed(done, name, dry_run=dry_run)
 
-    def remove(
-        self,
-        *,
-        topics: bool = False,
-        fence: bool = False,
-        force: bool = False,
-        yes_really: str = "",
-        dry_run: bool = False,
-    ) -> Result:
-        """Remove the app: its tables, its history, its snapshots. Nothing of it can be brought back.
-
-        With `topics` also its repartition topics and consumer groups in Kafka; with `fence` also when a runner holds
-        it, which stops; with `force` also when clones live from it, which are damaged then. Of a clone, the snapshot
-        that kept what it shared goes with it.
+    def remove(self, **options: Unpack[RemoveOptions]) -> Result:
+        """Remove the app. Of a clone, the snapshot that kept what it shared goes with it.
 
         Raises:
             Usage: nothing says where Kafka is, for `topics`.
@@ -180,13 +148,12 @@ class AppClones(AppHistory):
             Refused: a clone lives from it, a runner holds it, or it has the name of another app by a promotion; or
                 Kafka does not let topics be removed.
         """
-        self._check_allowed("to remove it", yes_really, dry_run=dry_run)
-        done = _removed(self._client, self.name, topics=topics, fence=fence, force=force, dry_run=dry_run)
+        topics, dry_run = options["topics"], options["dry_run"]
+        self._check_allowed("to remove it", options)
+        done = _removed(self._client, self.name, options, force=options["force"])
         return maintenance.removed(done, self.called, _groups(done.removal), topics=topics, dry_run=dry_run)
 
-    def remove_clone(
-        self, *, topics: bool = False, fence: bool = False, yes_really: str = "", dry_run: bool = False
-    ) -> Result:
+    def remove_clone(self, **options: Unpack[RemoveCloneOptions]) -> Result:
         """`remove`, of a clone alone, half a one too. Raises as that, and `Refused` where it is no clone."""
         store = self._client.store
         info = find_app(store, self.name)
@@ -195,12 +162,12 @@ class AppClones(AppHistory):
                 f"app {self.called!r} is no clone: nothing was removed",
                 hint=f"`slackwater clone list` shows the clones; `slackwater app rm {self.called}` removes any app",
             )
-        return self.remove(topics=topics, fence=fence, yes_really=yes_really, dry_run=dry_run)
+        return self.remove(**options)
 
-    def _check_allowed(self, what: str, typed: str, *, dry_run: bool) -> None:
+    def _check_allowed(self, what: str, options: GuardedOptions) -> None:
         """Raise `Protected` where the app is, and its name was not typed."""
-        if not dry_run:
-            protection.check(self._client.store, self.name, what, typed, self.called)
+        if not options["dry_run"]:
+            protection.check(self._client.store, self.name, what, options["yes_really"], self.called)
 
 
 def listed(client: Backends, source: str) -> Result:
@@ -208,7 +175,7 @@ def listed(client: Backends, source: str) -> Result:
     return shown.listed(_clones(client, source), source, instants.now_ms(), client.root)
 
 
-def remove_expired(client: Backends, source: str, *, topics: bool, fence: bool, dry_run: bool) -> Result:
+def remove_expired(client: Backends, source: str, options: ExpiredOptions) -> Result:
     """Remove the clones whose time is over; see `Client.remove_expired`."""
     now_ms = instants.now_ms()
     over = [each for each in _clones(client, source) if each.root == client.root and each.is_over(now_ms)]
@@ -217,27 +184,28 @@ def remove_expired(client: Backends, source: str, *, topics: bool, fence: bool, 
     for each in [each for each in over if each.is_expired(now_ms)]:
         try:
             protection.check(client.store, each.name, "to remove it", "")
-            gone.append(_removed(client, each.name, topics=topics, fence=fence, force=False, dry_run=dry_run))
+            gone.append(_removed(client, each.name, options))
         except Refused as error:  # the others all the same
             left[each.name] = error
-    return shown.expired(gone, left, {each.name: each.called for each in over if each.called}, dry_run=dry_run)
+    promoted = {each.name: each.called for each in over if each.called}
+    return shown.expired(gone, left, promoted, dry_run=options["dry_run"])
 
 
 def _clones(client: Backends, source: str) -> tuple[KnownClone, ...]:
     return clones(client.store, folder_of(client.store, source) if source else "")
 
 
-def _removed(client: Backends, name: str, *, topics: bool, fence: bool, force: bool, dry_run: bool) -> Removed:
+def _removed(client: Backends, name: str, options: ExpiredOptions, *, force: bool = False) -> Removed:
     # Says what is missing before anything is done.
-    channels = client.known_channels("which have its topics") if topics else None
+    channels = client.known_channels("which have its topics") if options["topics"] else None
     return remove_app(
         client.store,
         name,
         by=client.by,
         now_ms=instants.now_ms(),
-        fence=fence,
+        fence=options["fence"],
         force=force,
-        dry_run=dry_run,
+        dry_run=options["dry_run"],
         outside=lambda removal: remove_topics(channels, removal),
         on_wait=client.note,
     )

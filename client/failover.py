@@ -1,7 +1,7 @@
 """Replicas of an app under other store roots, and the app made of one of them when its own is lost."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from ..common.argument_types import checked_methods
 from ..operations.disaster_recovery.drill import drill
@@ -13,6 +13,7 @@ from ..store.objects.protocol import ObjectStore
 from ..store.read.copier import WORKERS
 from ..store.versions.apps import read_app
 from .clones import remove_topics
+from .declared.operations import FailoverOptions
 from .releases import AppReleases
 from .show import failover as shown
 from .show.shown import Result
@@ -79,26 +80,19 @@ class AppFailover(AppReleases):
     def recover(
         self,
         *,
-        mirror: str | None = None,
-        topics: Mapping[str, str] | None = None,
         offsets: Mapping[str, int] | None = None,
         as_it_is: bool = False,
-        alone: bool = False,
         dry_run: bool = False,
         doing: Callable[[str], None] = lambda _what: None,
+        **options: Unpack[FailoverOptions],
     ) -> Result:
         """Make the app of this replica, the root of which was opened: it runs here from then on, in this Kafka.
 
         Each stage gets a version under the next epoch, with what the replica's cut has, and what was on the way then.
-        Where the app ran is told, and its writers are fenced, as far as that can be reached; and what it has committed
-        since is copied first. A call that was interrupted is finished by the same call.
 
         Args:
-            mirror: Kafka is a mirror, of the cluster that MirrorMaker 2 calls so.
-            topics: topics that are called otherwise here, by the names that the app declares.
             offsets: where partitions are read on, `"TOPIC[0]"` as the app read them: for those who know.
             as_it_is: copy nothing more from where the app ran.
-            alone: leave where the app ran alone: neither look there nor fence.
             dry_run: only look: what is lost, in seconds and offsets, and where topics are read on.
             doing: told in words what goes on.
 
@@ -108,14 +102,14 @@ class AppFailover(AppReleases):
             Refused: the replica is not whole; somebody else recovers it; it cannot be told where a topic is read on; or
                 what was on the way is kept nowhere.
         """
-        client = self._client
+        client, mirror = self._client, options["mirror"]
         kafka = client.known_channels(_GOES_ON)
         done = recover(
             client.store,
             self.name,
             kafka,
-            primary=None if alone else self._open_primary,
-            terms=FailoverTerms(mirror, topics or {}, offsets or {}),
+            primary=None if options["alone"] else self._open_primary,
+            terms=FailoverTerms(options["mirror"], options["topics"] or {}, offsets or {}),
             by=client.by,
             # A mirror has no repartition topics of the app's, and another cluster cannot be read from here.
             reader=kafka if mirror is None else None,
@@ -128,19 +122,17 @@ class AppFailover(AppReleases):
     def drill(
         self,
         *,
-        mirror: str | None = None,
-        topics: Mapping[str, str] | None = None,
         offsets: Mapping[str, int] | None = None,
-        alone: bool = False,
         keep: bool = False,
         reports: "Reports | None" = None,
         doing: Callable[[str], None] = lambda _what: None,
+        **options: Unpack[FailoverOptions],
     ) -> Result:
         """Try a recovery of this replica, as a clone of it that goes again, unless `keep` says that it stays.
 
         Neither the app nor the replica changes. The result says which cut it was, how old, what each step took, and
         that what would run is what the app was: its checksums are compared, and every byte is read again. `failed` says
-        whether anything is not. `reports` are files to write it to. Arguments and errors else as of `recover`.
+        whether anything is not. `offsets` are those of `recover`, `reports` files to write it to. Raises as `recover`.
         """
         client = self._client
         channels = client.known_channels("in which the app would go on")
@@ -148,8 +140,8 @@ class AppFailover(AppReleases):
             client.store,
             self.name,
             client.known_channels(_GOES_ON),
-            primary=None if alone else self._open_primary,
-            terms=FailoverTerms(mirror, topics or {}, offsets or {}),
+            primary=None if options["alone"] else self._open_primary,
+            terms=FailoverTerms(options["mirror"], options["topics"] or {}, offsets or {}),
             by=client.by,
             keep=keep,
             outside=lambda removal: remove_topics(channels, removal),

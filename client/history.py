@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 from ..common import instants
 from ..common.argument_types import checked_methods
@@ -14,7 +14,7 @@ from ..operations.maintenance.removal import removal_of
 from ..operations.repair.rejected_listing import RejectedRecords, rejected
 from ..snapshot.bisect.endpoints import BEGINNING
 from ..snapshot.bisect.predicate import Predicate
-from ..snapshot.bisect.search import Edge, bisect
+from ..snapshot.bisect.search import bisect
 from ..snapshot.bisect.session import Asked, Function, Python
 from ..snapshot.bisect.verdict import Evaluation, Verdict
 from ..snapshot.cut.graph import Cut
@@ -39,21 +39,26 @@ from ..store.versions.apps import in_folder, read_app
 from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Manifest
 from .backends import Backends
-from .moment import Bisection, Moment, Tables
-from .replays import VERSIONS, cause_behind, check
-from .results import Difference, KeyHistory, Log
+from .declared.questions import (
+    CheckOptions,
+    OperationsOptions,
+    RejectedOptions,
+    SearchOptions,
+    VerifyOptions,
+    When,
+)
+from .moment import Bisection, Moment
+from .replays import cause_behind, check
+from .results import KeyHistory, Log
 from .show import history, snapshots
 from .show.document import Block, Title
-from .show.shown import Result, Shown
+from .show.shown import Result
 from .status import stages, status, waiting_for
-from .when import When, in_words
-
-if TYPE_CHECKING:
-    import duckdb
+from .when import HasMoments, in_words
 
 
 @checked_methods
-class AppHistory(Shown):
+class AppHistory(HasMoments):
     """The history of an app: read, searched, and pinned by snapshots. `StoredApp` has what changes an app.
 
     Whatever reads it raises `Corruption` when an object is not what a manifest promises, and `Unavailable` when the
@@ -71,19 +76,6 @@ class AppHistory(Shown):
         self.called = called or name
         """As it was asked for."""
         self._client = client
-
-    @property
-    def tables(self) -> Tables:
-        """The tables that there are now, and their columns; `at(…).tables` are those of another moment."""
-        return self.at().tables
-
-    def query(self, sql: str) -> "duckdb.DuckDBPyRelation":
-        """What DuckDB's SQL over the newest tables returns, as `Moment.query`; `at(…).query` asks another moment."""
-        return self.at().query(sql)
-
-    def get(self, table: str, key: object) -> dict[str, object] | None:
-        """The newest row of one key, as `Moment.get`; `at(…).get` asks another moment."""
-        return self.at().get(table, key)
 
     def status(self) -> Result:
         """How far each stage is, who runs it, and what its tables take; the lag of topics needs Kafka."""
@@ -159,13 +151,17 @@ class AppHistory(Shown):
             Refused: the name is taken, or records in flight are gone, or no stage of the app is left.
             Unavailable: a stage did not answer in time and is named.
         """
-        store, reader = self._client.store, self._client.channels_of(self.name)
-        instant = instant or asks_nobody(store, self.name)
-        taken, _ = take(store, self.name, name, by=self._client.by, reader=reader, instant=instant, timeout_s=timeout_s)
-        return self.at(taken.name)
+        self.take(name, instant=instant, timeout_s=timeout_s)
+        return self.at(name)
 
     def take(
-        self, name: str, *, instant: bool, timeout_s: float, wait: bool, on_look: Callable[[SnapshotProgress], None]
+        self,
+        name: str,
+        *,
+        instant: bool,
+        timeout_s: float,
+        wait: bool = True,
+        on_look: Callable[[SnapshotProgress], None] = lambda _look: None,
     ) -> Result:
         """What `snapshot` does, telling how far it is; without `wait`, it is only asked for."""
         client, store, app, now_ms = self._client, self._client.store, self.name, instants.now_ms()
@@ -193,7 +189,7 @@ class AppHistory(Shown):
         )
         if instant and reader is None and not already and not alone:
             client.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
-        return snapshots.taken(taken, client.flags, already=already)
+        return snapshots.taken(taken, already=already)
 
     def remove_snapshot(self, name: str, *, force: bool = False, dry_run: bool = False) -> Result:
         """Remove a snapshot, or withdraw the request for one; with `force` also one that a clone lives from.
@@ -230,15 +226,14 @@ class AppHistory(Shown):
         """The stages now, with lag, watermarks and snapshots under way, or as they were at a moment; for machines."""
         return stages(self._client, self.name, moment.cut if moment is not None else None)
 
-    def operations(
-        self, limit: int = 20, *, by: str = "", verb: str = "", since: When = "", until: When = ""
-    ) -> Result:
+    def operations(self, limit: int = 20, **options: Unpack[OperationsOptions]) -> Result:
         """The newest `limit` things done to the app (0 for all), by whom and why. Of one that is gone, its end.
 
-        Only those `by` a user, or user@host, of a `verb`, and between two times, as `at` takes them. Raises `Usage` for
-        a time or a verb that is none, and `NotFound` where there is, and was, no such app.
+        Raises `Usage` for a time, as `at` takes them, or a verb that is none, and `NotFound` where there is, and was,
+        no such app.
         """
-        store, since_ms, until_ms = self._client.store, self._time_ms(since, 0), self._time_ms(until, sys.maxsize)
+        store, by, verb = self._client.store, options["by"], options["verb"]
+        since_ms, until_ms = self._time_ms(options["since"], 0), self._time_ms(options["until"], sys.maxsize)
 
         def is_meant(done: Operation) -> bool:
             is_theirs = (not verb or done.is_of(verb)) and (not by or done.is_by(by))
@@ -253,7 +248,7 @@ class AppHistory(Shown):
             found = tuple(filter(is_meant, (removed.operation,)))  # its log is gone with it
         if verb and not found:
             check_verb(verb)
-        return history.operations(found, self.name, is_filtered=bool(by or verb or since or until))
+        return history.operations(found, self.name, is_filtered=any(options.values()))
 
     def _time_ms(self, time: When, default: int) -> int:
         """A time as a ref has it. Raises `Usage` where it is another moment."""
@@ -264,27 +259,22 @@ class AppHistory(Shown):
             raise Usage(f"{time} is no time", hint="for example 2026-11-21T07:12, or -5m")
         return moment.time_ms
 
-    def verify(self, ref: str, *, deep: bool, on_progress: Callable[[str], None]) -> Report:
+    def verify(
+        self, ref: str, *, on_progress: Callable[[str], None] = lambda _line: None, **options: Unpack[VerifyOptions]
+    ) -> Report:
         """What `Moment.verify` does, for a whole ref, whose manifests may be damaged, too."""
         client, now_ms = self._client, instants.now_ms()
         found = verify(
             client.store,
             in_folder(client.store, ref),
             now_ms=now_ms,
-            deep=deep,
-            reader=client.channels_of(self.name) if deep else None,
+            deep=options["deep"],
+            reader=client.channels_of(self.name) if options["deep"] else None,
             topics=client.channels_where_needed(TOPICS_SAY, self.name),
             on_progress=on_progress,
         )
         client.note_thinned(ref, found.thinned_out)
         return found
-
-    def diff(self, before: When, after: "When | Moment" = "now", *, table: str = "") -> Difference:
-        """The rows that differ between two moments, as `at` takes them and as `Moment.diff` finds them.
-
-        A moment of another app, such as a clone's, is given as a `Moment`.
-        """
-        return self.at(before).diff(after if isinstance(after, Moment) else self.at(after), table=table)
 
     def history(self, table: str, key: object, *, limit: int = 20) -> KeyHistory:
         """The newest `limit` changes (0 for all) of the row of one key, newest first, over the versions that are left.
@@ -311,43 +301,33 @@ class AppHistory(Shown):
         low = history_of.read(store, self.name, stage, after) if after else history_of.before(store, high)
         return trace(store, low, high)
 
-    def rejected(self, *, stage: str = "", limit: int = 50, every: bool = False) -> RejectedRecords:
-        """The newest `limit` records (0 for all) that stages, or one, rejected and that wait to be retried.
+    def rejected(self, *, limit: int = 50, **options: Unpack[RejectedOptions]) -> RejectedRecords:
+        """The newest `limit` records (0 for all) that stages rejected and that wait to be retried.
 
-        With `every`, also those that were retried. Raises `NotFound` for the stage.
+        Raises `NotFound` for the stage.
         """
         client, cut = self._client, Moment.around(self._client, self.name, "read").cut
-        return rejected(client.store, client.cache, cut, stage=stage, limit=limit, every=every)
+        return rejected(client.store, client.cache, cut, limit=limit, **options)
 
     def bisect(
         self,
         *,
-        where: str = "",
-        check: str = "",
-        table: str = "",
         python: Function | None = None,
         run: str = "",
-        good: When | None = None,
-        bad: When | None = None,
-        edge: Edge = "",
         code: str | Path | Sequence[str | Path] | None = None,
         on_step: Callable[[Evaluation], None] | None = None,
+        **options: Unpack[SearchOptions],
     ) -> Bisection:
-        """Find the first commit, of any stage, at which something is wrong. One of four ways says what that is.
+        """Find the first commit, of any stage, at which something is wrong.
+
+        One of four ways says what that is: `where`, `check`, `python` or `run`. A condition may be over the rows of one
+        table, or their aggregates; one of `check` that is NULL holds.
 
         Args:
-            where: a query over the app's tables that returns rows when something is wrong; or a condition over the rows
-                of one table, or their aggregates, that is true then.
-            check: a condition in SQL that must hold: over the rows of one table or their aggregates, or as a SELECT.
-                One that is NULL holds.
-            table: the table that a condition is over, where its columns do not say.
             python: a function that gets a DuckDB connection with the tables as views, and returns whether the moment is
                 good. It may assert instead, and raise `unittest.SkipTest` where it cannot tell.
             run: a shell command that gets the moment as the DuckDB file `$SLACKWATER_DB`, and its ref as
                 `$SLACKWATER_REF`; it exits with 0 for good, 125 to skip, any other below 128 for bad.
-            good: a moment at which nothing is wrong, as `at` takes it; default `"beginning"`, before the first commit.
-            bad: a moment at which something is; default now.
-            edge: `first` or `last`: which change is meant, should the search meet several.
             code: the file of the program that ran: with it the commit is replayed, on a Spark of this machine, until
                 its cause is found (`Bisection.cause`), and the input record where that is one (`Bisection.record`).
                 With the file that ran before a deploy beside it, both are compared.
@@ -360,13 +340,14 @@ class AppHistory(Shown):
             Refused: nothing is wrong at `bad`, or something is at `good`; or `good` is not before `bad`.
             SlackwaterError: the function raised something, or the command stopped the search.
         """
-        client, predicate = self._client, self._predicate(where, check, table, python, run)
+        client, predicate = self._client, self._predicate(options, python, run)
         codes = [code] if isinstance(code, str | Path) else code
         if codes:
             for each in codes:
                 program_file(each)
             _ = client.known_channels("which have the records to replay")
-        verdict = self.search(predicate, good=self.whole_ref(good), bad=self.whole_ref(bad), edge=edge, on_step=on_step)
+        good, bad = self.whole_ref(options["good"]), self.whole_ref(options["bad"])
+        verdict = self.search(predicate, good=good, bad=bad, edge=options["edge"], on_step=on_step)
         good_moment = Moment(client, verdict.good_ref, verdict.good) if verdict.good_ref else None
         behind = cause_behind(client, verdict, codes or None)
         bad_moment = Moment(client, verdict.bad_ref, verdict.bad)
@@ -382,38 +363,20 @@ class AppHistory(Shown):
         self,
         code: str | Path,
         *,
-        stages: Sequence[str] = (),
-        versions: int = VERSIONS,
-        show_values: bool = False,
         on_progress: Callable[[str], None] = lambda _doing: None,
+        **options: Unpack[CheckOptions],
     ) -> Result:
-        """Whether a program is a function of its input: past versions are run again, on a Spark of this machine.
+        """Run past versions with the program of a file again; `failed` says whether anything differs.
 
-        Each in several ways: again, at another time, its records in another order and in more batches, on other
-        partitions. What differs is named, with its keys and the most likely reason; `failed` says whether anything
-        does. Nothing of the app is touched. Versions whose records Kafka does not have any more are passed over.
-
-        Args:
-            code: the file of the program.
-            stages: the stages to check; default all.
-            versions: how many of each stage, the newest that read records.
-            show_values: show the keys and rows that differ; else their types and lengths.
-            on_progress: told in words what goes on.
+        What differs is named with its keys and the most likely reason. Versions whose records Kafka does not have any
+        more are passed over. `on_progress` is told in words what goes on.
 
         Raises:
             Usage: nothing says where Kafka is; or the program declares something that cannot be.
             NotFound: there is no such file, stage or app.
             Refused: the program does not run, or there is nothing to run again.
         """
-        return check(
-            self._client,
-            code,
-            self.name,
-            stages=stages,
-            versions=versions,
-            show_values=show_values,
-            progress=on_progress,
-        )
+        return check(self._client, code, self.name, options, on_progress)
 
     def note_input_gone(self) -> None:
         """Tell of which versions Kafka does not hold the input any more, where it is known where Kafka is."""
@@ -432,24 +395,22 @@ class AppHistory(Shown):
             told = f"Kafka does not hold all input any more of {versions}{why}: these can be found, not replayed"
             client.note(f"note: {told}")
 
-    def _predicate(
-        self, where: str, check: str, table: str, python: Function | None = None, run: str = ""
-    ) -> Predicate:
+    def _predicate(self, options: SearchOptions, python: Function | None = None, run: str = "") -> Predicate:
         """What says whether a moment is bad. Raises `Usage` unless just one does, and `NotFound` for the table."""
+        asked = Asked(self.name, options["where"], options["check"], options["table"], run=run)
         if python is None:
-            asked = Asked(self.name, where=where, check=check, table=table, run=run)
             if not asked.by_hand:
                 return asked.predicate(self._client.store)
-        elif not (where or check or run):
+        elif asked.by_hand:
             return Python(getattr(python, "__name__", "function"), python)
         raise Usage("say what is wrong by one of where=, check=, python= and run=")
 
     def whole_ref(self, moment: When | None) -> str | None:
         """A moment, as `at` takes it, as a whole ref, by which a search names its ends; `beginning` is one, too.
 
-        Raises `Usage`.
+        None, where nothing says which. Raises `Usage`.
         """
-        return BEGINNING if moment == BEGINNING else None if moment is None else self._ref(moment)
+        return BEGINNING if moment == BEGINNING else self._ref(moment) if moment else None
 
     def _ref(self, moment: When, stage: str = "") -> str:
         text = in_words(moment)

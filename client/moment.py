@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Table
 from ..store.versions.side_tables import owner
 from .backends import Backends
+from .declared.questions import DiffOptions, VerifyOptions
 from .show.document import Block, TableBlock, Time, Title
 from .show.shown import Result, Shown
 
@@ -76,7 +77,7 @@ class Moment(Shown):
 
     _inner = frozenset((
         *("answer", "around", "current", "cut", "declared", "first_rows", "having", "keys_of", "look_up", "opened"),
-        *("partitions", "partitions_of", "rows_of", "stage_of", "write", "write_folder", "write_table"),
+        *("exported", "partitions", "partitions_of", "rows_of", "stage_of", "write"),
     ))  # fmt: skip
 
     def __init__(self, client: Backends, ref: str, cut: Cut, *, is_whole: bool = True) -> None:
@@ -228,21 +229,37 @@ class Moment(Shown):
             NotFound: there is no such table.
             Refused: there is such a file or folder already, it cannot be written, or records in flight are gone.
         """
+        self.exported(path, (table,) if table else (), force=force)
+        return Path(path)
+
+    def exported(
+        self,
+        path: str | PathLike[str],
+        tables: Sequence[str] = (),
+        *,
+        force: bool = False,
+        on_progress: OnProgress = lambda _done, _all: None,
+    ) -> Result:
+        """Export as `export` does, for some tables or all, and tell what was written. Raises as `export`."""
         from ..snapshot.query.export import ENDINGS
-        from .show import values
+        from .show import rows, values
 
         where, ending = Path(path), ending_of(path)
-        if ending in values.ENDINGS:
-            self.write_table(where, table, force=force)
-            return where
         if ending in ENDINGS:
-            return self.write(where, [table] if table else None, force=force).path
-        if force or table:
-            what = "is not overwritten" if force else "has all tables of an app"
-            raise Usage(f"a folder {what}", hint="choose another folder, or a file's name")
-        return self.write_folder(path).path
+            return rows.exported(self.write(where, [*tables] or None, force=force), self.cut, self.ref, where)
+        if ending not in values.ENDINGS:
+            if tables or force:
+                raise Usage(
+                    f"{'table' if tables else 'force'} goes with a file; {path} would be a folder, which has all of an "
+                    "app and is not overwritten",
+                    hint=f"name the file so that it ends in one of {', '.join((*values.ENDINGS, *ENDINGS))}",
+                )
+            return rows.exported_folder(self._write_folder(path, on_progress), self.cut)
+        if len(tables) > 1:
+            raise Usage(f"{where} holds one table", hint=f"name one, or write all of them to {where.stem}.duckdb")
+        return rows.exported_table(where, *self._write_table(where, *tables, force=force), self.cut)
 
-    def write_table(self, path: Path, table: str = "", *, force: bool = False) -> tuple[str, int]:
+    def _write_table(self, path: Path, table: str = "", *, force: bool = False) -> tuple[str, int]:
         """Write one table to a file, by the ending of its name; gives which, and how many rows it has.
 
         Raises `Usage` where no table is named and there is not just one, and `Refused` as `export`.
@@ -268,10 +285,7 @@ class Moment(Shown):
         values.write(rows, path)
         return table, rows.num_rows
 
-    def write_folder(
-        self, path: str | PathLike[str], on_progress: OnProgress = lambda _done, _all: None
-    ) -> FolderWritten:
-        """What `export` does of a folder; gives what was written, and tells how far it is."""
+    def _write_folder(self, path: str | PathLike[str], on_progress: OnProgress) -> FolderWritten:
         from ..operations.exchange.export import export_folder
         from ..snapshot.query.export import ENDINGS
         from .show import values
@@ -469,8 +483,8 @@ class Moment(Shown):
         effort = {"requests": counted.requests, "bytes": counted.bytes_read}
         return found, cut, effort | {"table_bytes": sum(sst.bytes for sst in manifest.ssts)}
 
-    def diff(self, other: Moment, *, table: str = "") -> Difference:
-        """What another moment has that this one has not (it was added), and the other way round; of one table, or all.
+    def diff(self, other: Moment, **options: Unpack[DiffOptions]) -> Difference:
+        """Compare with another moment, table by table: rows that it has and this one has not were added.
 
         The other may be one of another app. What both have is not read: the cost follows what was written since the two
         parted. Raises `NotFound` where neither has such a table.
@@ -479,7 +493,7 @@ class Moment(Shown):
         from .results import Difference
 
         one, two = (StoredCut(each._client.store, each.current()) for each in (self, other))
-        found = diff(self._client.cache, one, two, table=table)
+        found = diff(self._client.cache, one, two, **options)
         return Difference((self.ref, other.ref), (self.cut, other.cut), found)
 
     def inflight(self, channel: str) -> duckdb.DuckDBPyRelation:
@@ -501,7 +515,7 @@ class Moment(Shown):
                 channel_tables(store, self.cut, channel, self._client.channels_of(self.cut.app))[channel]
             )
 
-    def verify(self, *, deep: bool = False) -> Verification:
+    def verify(self, **options: Unpack[VerifyOptions]) -> Verification:
         """Prove that the moment is consistent, complete and undamaged, from what is stored.
 
         With `deep`, every byte is read, the whole history, and what Kafka still has; else only manifests and sizes.
@@ -511,6 +525,7 @@ class Moment(Shown):
         from .results import Verification
 
         client, app = self._client, self.cut.app
+        deep = options["deep"]
         reader, topics = client.channels_of(app) if deep else None, client.channels_where_needed(TOPICS_SAY, app)
         return Verification(verify(client.store, self.cut, deep=deep, reader=reader, topics=topics))
 

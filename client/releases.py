@@ -3,16 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..common.argument_types import checked_methods
 from ..errors import Usage
 from ..operations.staging.promote import promote
 from ..store.versions.apps import folder_of
 from .clones import AppClones
+from .declared.operations import MigrateOptions, PromoteOptions, TrialOptions
+from .declared.questions import When
 from .show import snapshots
 from .show.shown import Result
-from .when import When
 
 if TYPE_CHECKING:
     from ..pipeline.run.options import Options
@@ -28,12 +29,10 @@ class AppReleases(AppClones):
         self,
         code: str | Path,
         *,
-        rename: Mapping[str, str] | None = None,
-        rename_stage: Mapping[str, str] | None = None,
-        dry_run: bool = False,
         master: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
         py_files: Sequence[str] = (),
+        **options: Unpack[MigrateOptions],
     ) -> "Migrated":
         """Have the app go on with a changed program: all of its stages, or none. No data is rewritten.
 
@@ -41,9 +40,6 @@ class AppReleases(AppClones):
 
         Args:
             code: the file of the changed program.
-            rename: stored columns that have another name in it, old to new; `table.old` for one table.
-            rename_stage: stored stages that do.
-            dry_run: only look: `plan` says what would change.
             master: Spark's master URL; default one thread of this machine.
             spark_conf: further settings of Spark.
             py_files: Python files and zips that the program imports.
@@ -61,8 +57,9 @@ class AppReleases(AppClones):
         # Spark's Python side takes a second or two.
         from ..operations.program_changes.program import migrate_file
 
-        options, renames, stages = self._run_options(master, spark_conf, py_files), rename or {}, rename_stage or {}
-        return migrate_file(str(code), app=self.name, options=options, renames=renames, stages=stages, dry_run=dry_run)
+        how: dict[str, Any] = {"renames": options["rename"] or {}, "stages": options["rename_stage"] or {}}
+        how |= {"options": self._run_options(master, spark_conf, py_files), "dry_run": options["dry_run"]}
+        return migrate_file(str(code), app=self.name, **how)
 
     def trial(
         self,
@@ -71,24 +68,20 @@ class AppReleases(AppClones):
         start: When,
         end: When = "",
         before: str | Path | None = None,
-        rename: Mapping[str, str] | None = None,
-        rename_stage: Mapping[str, str] | None = None,
-        allow: Sequence[str] = (),
-        stages: Sequence[str] = (),
-        keys: str = "",
-        keep: str = "",
         reports: "Reports | None" = None,
         show_values: bool = True,
         master: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
         py_files: Sequence[str] = (),
-        dry_run: bool = False,
         on_progress: Callable[[str], None] = lambda _doing: None,
+        **options: Unpack[TrialOptions],
     ) -> Result:
-        """Run a changed program over the input that the app read between two moments, and tell what is different.
+        """Run a changed program over the input that the app read between two moments, on a Spark of this machine.
 
-        In a clone, which goes again; it publishes nothing, and the app is only read. Starts Spark, with all cores of
-        this machine by default.
+        A query of `allow` sees the differences of one table under its name, with its key, `change`, `before_…` and
+        `after_…`, and returns keys. What is wrong with one is raised before anything runs, but for columns that only
+        the schemas of the changed program decide: then it has failed, and the result says so. A share of `keys` is
+        refused where a stage mixes keys.
 
         Args:
             code: the file of the changed program.
@@ -96,21 +89,11 @@ class AppReleases(AppClones):
             end: the one up to which; default now.
             before: the file of the program that ran. It works off the same input, and is compared with, where rows were
                 on the way at `end` or the app has sinks; without it, what sinks are given is not compared.
-            rename: stored columns that have another name in the changed program, old to new.
-            rename_stage: stored stages that do.
-            allow: queries that name the keys whose differences are meant: each sees the differences of one table under
-                its name, with its key, `change`, `before_…` and `after_…`, and returns keys. What is wrong with one is
-                raised before anything runs, but for columns that only the schemas of the changed program decide: then
-                it has failed, and the result says so.
-            stages: try these, and what they read from; default all.
-            keys: try a fixed share of the keys, such as `"1%"`: exact for these, and refused where a stage mixes keys.
-            keep: the name under which the clone stays.
             reports: files to write it to.
             show_values: tell the rows that differ.
             master: Spark's master URL; default all cores of this machine.
             spark_conf: further settings of Spark.
             py_files: Python files and zips that the programs import.
-            dry_run: only look whether the program fits.
             on_progress: told in words what goes on.
 
         Raises:
@@ -128,9 +111,9 @@ class AppReleases(AppClones):
         from .show import programs, trials
         from .show.report import Mask
 
-        client, by_stage = self._client, rename_stage or {}
+        client = self._client
         client.known_channels("which has the input to be read")
-        options = self._run_options(master, spark_conf, py_files)
+        run_options = self._run_options(master, spark_conf, py_files)
         refs = self._ref(start), self._ref(end or "now")
         old = str(before) if before is not None else ""
         release = Release(
@@ -138,18 +121,18 @@ class AppReleases(AppClones):
             str(code),
             *refs,
             before=old,
-            keep=keep,
-            allow=tuple(allow),
-            only=tuple(stages),
-            sample=Sample.of(keys) if keys else None,
-            renames=rename or {},
-            stages=by_stage,
+            keep=options["keep"],
+            allow=tuple(options["allow"]),
+            only=tuple(options["stages"]),
+            sample=Sample.of(options["keys"]) if options["keys"] else None,
+            renames=options["rename"] or {},
+            stages=options["rename_stage"] or {},
         )
-        if dry_run:
-            plan_of(release, options)
-            looked = self.migrate(code, rename=rename, rename_stage=by_stage, dry_run=True)
-            return programs.migrated(looked, str(code), client.flags, dry_run=True)
-        found = trial(release, options, client.cache, by=client.by, listener=Callbacks(on_progress))
+        if options["dry_run"]:
+            plan_of(release, run_options)
+            looked = self.migrate(code, rename=release.renames, rename_stage=release.stages, dry_run=True)
+            return programs.migrated(looked, str(code), dry_run=True)
+        found = trial(release, run_options, client.cache, by=client.by, listener=Callbacks(on_progress))
         if reports is not None:
             reports.put(client, trials.page(found, str(code), Mask(show_values)))
         return trials.trial(found, str(code), show_values=show_values)
@@ -158,26 +141,13 @@ class AppReleases(AppClones):
         self,
         over: str = "",
         *,
-        back: bool = False,
-        timeout_s: float = 600,
-        show_values: bool = False,
-        yes_really: str = "",
-        dry_run: bool = False,
         on_wait: Callable[[str], None] = lambda _what: None,
+        **options: Unpack[PromoteOptions],
     ) -> Result:
-        """Give this app another one's name, its sinks, and the right to write to them: blue/green cut-over.
-
-        Waits until both stand at the same offsets of their topics, and holds both there for the moment that it takes.
-        A `read_committed` reader of a sink sees each row once. The other app is `NAME~1` from then on. A call that was
-        interrupted is finished by the same call.
+        """Give this app another one's name, its sinks, and the right to write to them.
 
         Args:
             over: the name that this app gets: of the app that it is a clone of, or that was cloned from it.
-            back: instead, give this app's name back to the app that had it before.
-            timeout_s: how long to wait until both stand at the same offsets.
-            show_values: tell the rows that differ between the two with their values.
-            yes_really: the app's name once more, where it is protected.
-            dry_run: only look: how far they are apart, how their tables differ, which sinks go over.
             on_wait: told how far they are.
 
         Raises:
@@ -187,7 +157,8 @@ class AppReleases(AppClones):
                 one does; another promotion is under way; or they did not come to stand at the same offsets in time.
                 Nothing has gone over then.
         """
-        if bool(over) == back:
+        dry_run = options["dry_run"]
+        if bool(over) == options["back"]:
             raise Usage("give either the app to promote, or --back: who gets the name is it, or the one that had it")
         client, staging = self._client, self.called if over else ""
         loser = type(self)(client, folder_of(client.store, over), over) if over else self
@@ -203,15 +174,15 @@ class AppReleases(AppClones):
             staging,
             by=client.by,
             cache=client.cache,
-            timeout_s=timeout_s,
+            timeout_s=options["timeout_s"],
             dry_run=dry_run,
-            allowed=lambda: loser._check_allowed(what, yes_really, dry_run=dry_run),
+            allowed=lambda: loser._check_allowed(what, options),
             on_wait=on_wait,
         )
         if done.idle:
             called = staging or f"{name}~1"
             client.note(f"note: nobody runs {name} or {called}: nothing is published until one of them is started")
-        return snapshots.promoted(done, client.flags, with_values=show_values, dry_run=dry_run)
+        return snapshots.promoted(done, with_values=options["show_values"], dry_run=dry_run)
 
     def _run_options(
         self, master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]

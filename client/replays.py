@@ -20,6 +20,7 @@ from ..store.versions.apps import in_folder, read_app
 from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Manifest
 from .backends import Backends, names_of_stage
+from .declared.questions import CheckOptions
 from .moment import Moment
 from .show.shown import Result
 
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     Opened = tuple[StageReplay, Mapping[str, SentRows], pa.Table | None]
 
 STARTING = "starting Spark for the replay"
-VERSIONS = 3
-"""Of each stage, those that `check` runs again."""
 
 
 Codes = Sequence[str | Path]
@@ -220,13 +219,11 @@ def check(
     client: Backends,
     code: str | Path,
     app: str | None,
-    *,
-    stages: Sequence[str] = (),
-    versions: int = VERSIONS,
-    show_values: bool = False,
+    options: CheckOptions,
     progress: Callable[[str], None] = lambda _doing: None,
 ) -> Result:
     """What `StoredApp.check` does, for an app of this name; None for that which the program declares."""
+    versions = options["versions"]
     if versions < 1:
         raise Usage(f"check: versions is {versions}; expected 1 or more")
     progress(STARTING)
@@ -236,7 +233,7 @@ def check(
         from .show.programs import checked
 
         chosen: list[Manifest] = []
-        for stage in program.app.select(stages):
+        for stage in program.app.select(options["stages"]):
             head = history.head(client.store, program.app.name, stage.name)
             chosen += islice(
                 (each for each in history.backwards(client.store, head) if each.has_read) if head else (), versions
@@ -257,7 +254,7 @@ def check(
             client.note(
                 "note: this Spark session was not started here: in its Python workers the clock is the machine's"
             )
-        return checked(str(code), program.app.name, found, show_values=show_values)
+        return checked(str(code), program.app.name, found, show_values=options["show_values"])
 
 
 def _opened(client: Backends, app: str | None, code: str | Path) -> "AbstractContextManager[LoadedProgram]":

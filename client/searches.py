@@ -150,7 +150,7 @@ def go_on(client: Backends, search: KeptSearch, on_step: Callable[[Evaluation], 
     except Wanted as wanted:
         search = replace(search, wanted=wanted.ref, asked=replace(asked, bad=asked.bad or wanted.ref))
         _write(client, search)
-        return shown.wanted(search, wanted.cut, wanted.left, client.flags)
+        return shown.wanted(search, wanted.cut, wanted.left)
     _write(client, replace(search, found=shown.sentence(found), wanted=None))
     for ref, cut in found.resolved.items():
         client.note_thinned(ref, cut.thinned)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ..errors import Usage
+from .parameters import declared_of, explained, kind_of, parameters_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
@@ -44,14 +45,23 @@ def checked(function: F, *, declares: bool = True) -> F:
     """Have a function refuse arguments that are not what its annotations say, with a sentence: `Usage`.
 
     One that only `declares` something goes first: what it refuses itself, it says better. Numbers are left to it, too.
+    Parameters of a declaration (`**options: Unpack[…]`) always reach the function, and its docstring explains them.
     """
+    declared = declared_of(function)
     signature = inspect.signature(function)
+    if declared:
+        parameters = [each.replace(annotation=kind_of(each.annotation)) for each in parameters_of(function)]
+        signature = signature.replace(parameters=parameters)
+    defaults = {each.name: each.default for each in declared}
 
     @wraps(function)
     def call(*args: Any, **named: Any) -> Any:
+        named = defaults | named
         try:
             bound = signature.bind(*args, **named)
-        except TypeError:
+        except TypeError as error:
+            if declared:  # the function itself takes any name
+                raise TypeError(f"{function.__name__}() {error}") from None
             _check_parentheses(function, signature, args)
             return function(*args, **named)  # Python says it best
 
@@ -71,6 +81,8 @@ def checked(function: F, *, declares: bool = True) -> F:
             check()  # a decorator checks what it is given where it declares, and names what it declares
         return made
 
+    if declared:
+        call.__doc__, call.__signature__ = explained(function), signature  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
 
 
@@ -127,7 +139,7 @@ def _check(function: Callable[..., Any], parameter: inspect.Parameter, value: ob
 @cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     """The types of a function's arguments. Names that only type checkers import are anything."""
-    names, found = _Names(function), dict[str, Any]()
+    names, found = _Names(function), {each.name: kind_of(each.annotation) for each in declared_of(function)}
     for name, annotation in function.__annotations__.items():
         found[name] = annotation
         if isinstance(annotation, str):

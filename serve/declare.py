@@ -1,18 +1,20 @@
 """Routes as they are declared: a function's signature says what may be asked, and its docstring what it gives.
 
-Its parameters after the first are those of the path and of the query, by their names. What is asked is converted by
-their types and held to their limits (msgspec) before the function is called; the same types are the OpenAPI document's.
+Its parameters after the first are those of the path and of the query, by their names; `**options: Unpack[…]` stands for
+those of a declaration. What is asked is converted by their types and held to their limits (msgspec) before the function
+is called; the same types are the OpenAPI document's.
 """
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_origin
 
 import msgspec
 from msgspec import Meta
 
 from ..common.learned import learned
+from ..common.parameters import kind_of, param_of, parameters_of, parts_of
 from ..common.validation import nearest
 from ..errors import Usage
 from ..operations.maintenance.tokens import Verb
@@ -42,37 +44,12 @@ Keys = Annotated[
     ),
 ]
 Key = Annotated[str, Meta(max_length=10_000, description="The key, as text; as of many keys.", examples=["UA"])]
-TableOrNone = _text(rf"^({keys.NAME})?$", "Name of a table; without it, all tables are meant.", "carriers")
 Version = Annotated[int, Meta(ge=0, le=1 << 53, description="Number of a version; 0 for the newest, or for none.")]
 Columns = Annotated[list[str], Meta(max_length=1_000, description="Only this column; several times for many.")]
-MinOffsets = Annotated[
-    list[Annotated[str, Meta(pattern=r"^[a-zA-Z0-9._-]{1,249}:[0-9]{1,6}:[0-9]{1,19}$")]],
-    Meta(
-        max_length=1_000,
-        description="`topic:partition:offset` of a record whose effect must be in the answer; several times for many.",
-        examples=[["orders:0:12672"]],
-    ),
-]
-WaitMs = Annotated[int, Meta(ge=0, le=60_000, description="How long to wait for `min_offsets`, in milliseconds.")]
 Limit = Annotated[int, Meta(ge=1, le=10_000, description="At most so many, the newest.")]
 RowsOrAll = Annotated[int, Meta(ge=0, le=1_000_000, description="At most so many rows of each table; 0 for all.")]
 Sql = Annotated[str, Meta(min_length=1, max_length=100_000, description="DuckDB's SQL; one statement, which reads.")]
-Predicate = Annotated[
-    str,
-    Meta(max_length=100_000, description="A query that returns rows when something is wrong, or a condition for rows."),
-]
-Condition = Annotated[
-    str,
-    Meta(max_length=100_000, description="Instead, a condition that must hold: over a table's columns, or a SELECT."),
-]
-OfTable = _text(rf"^({keys.NAME})?$", "Which table a condition is over, where its columns do not say.", "carriers")
-Good = _text(r"^[^\x00-\x1f]*$", "A moment at which nothing is wrong; without it, `beginning`.", "before-deploy")
-Bad = _text(r"^[^\x00-\x1f]*$", "A moment at which something is; without it, now.", "now")
-Edge = Annotated[
-    Literal["", "first", "last"], Meta(description="Which change is meant, should the search meet several.")
-]
 KeyOrNone = Annotated[str, Meta(max_length=10_000, description="Only this key, as text; without it, all of the batch.")]
-Deep = Annotated[bool, Meta(description="Read every byte that is stored: slow.")]
 SnapshotName = _text(rf"^({keys.NAME})?$", "What to call it; without it, the time.", "before-deploy")
 Message = Annotated[str, Meta(max_length=4_096, description="Why, for the log of operations.")]
 Format = Annotated[
@@ -141,15 +118,11 @@ def endpoint(
     methods: tuple[Literal["GET", "POST"], ...] = ("GET",),
     streams: bool = False,
     is_long: bool = False,
-    also: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function, whose first parameter is `Call`, as what answers a path.
-
-    Parameters of `also` are asked, too, and come by their names.
-    """
+    """Declare a function, whose first parameter is `Call`, as what answers a path."""
 
     def declared(function: Callable[..., Any]) -> Callable[..., Any]:
-        parameters, asked = parameters_of(function, also)
+        parameters, asked = asked_of(function)
         in_path = tuple(each.name for each in parameters if f"{{{each.name}}}" in path)
         lists = frozenset(each.name for each in parameters if _is_list(each.annotation))
         ENDPOINTS.extend(
@@ -160,18 +133,23 @@ def endpoint(
     return declared
 
 
-def parameters_of(
-    function: Callable[..., Any], also: Callable[..., Any] | None = None
-) -> tuple[list[inspect.Parameter], type[msgspec.Struct]]:
-    """The parameters of a function after the first, with those of `also`, which it takes by name.
-
-    And a struct of them with their types, limits and defaults.
-    """
-    own = [*inspect.signature(function).parameters.values()][1:]
-    parameters = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    parameters += inspect.signature(also).parameters.values() if also is not None else ()
+def asked_of(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], type[msgspec.Struct]]:
+    """Return the parameters of a function after the first, and a struct of them with types, limits and defaults."""
+    parameters = [_over_http(each) for each in parameters_of(function)[1:]]
     fields = [_field(each) for each in parameters]
     return parameters, msgspec.defstruct(f"{function.__name__}_asked", fields, kw_only=True, frozen=True)
+
+
+def _over_http(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return a declared parameter with the type and the limits that it has over HTTP; any other one as it is."""
+    if (param := param_of(parameter)) is None:
+        return parameter
+    kind = kind_of(parameter.annotation)
+    kind, limits = str if str in parts_of(kind) else kind, dict(param.limits)
+    if each := limits.pop("each", None):
+        item: Any = Annotated[str, Meta(**each)]
+        kind = list[item]
+    return parameter.replace(annotation=Annotated[kind, Meta(description=param.help, **limits)])
 
 
 def converted(found: Mapping[str, Any], asked: type[msgspec.Struct], what: str, hint: str) -> dict[str, Any]:
@@ -196,4 +174,4 @@ def _field(parameter: inspect.Parameter) -> Any:
 
 
 def _is_list(kind: Any) -> bool:
-    return get_origin(get_args(kind)[0] if get_origin(kind) is Annotated else kind) is list
+    return get_origin(kind_of(kind)) is list

@@ -1,7 +1,9 @@
 """What is read over HTTP, a few lines a route: ask `client`, show what `client.show` makes of it."""
 
 from collections.abc import AsyncIterator
+from typing import Unpack
 
+from ..client.declared.questions import DiffOptions, MomentOptions
 from ..client.show import history as shown
 from ..client.show import rows, values
 from ..client.show.shown import Result, fields
@@ -15,15 +17,12 @@ from .declare import (
     Key,
     Keys,
     Limit,
-    MinOffsets,
     Moment,
     RowsOrAll,
     Sql,
     Stage,
     Table,
-    TableOrNone,
     Version,
-    WaitMs,
     endpoint,
 )
 from .service import ARROW, Answer, Call, arrow_bytes, event
@@ -37,13 +36,11 @@ async def get(
     table: Table,
     key: Keys,
     column: Columns = (),  # type: ignore[assignment]
-    stage: Stage = "",
-    min_offsets: MinOffsets = (),  # type: ignore[assignment]
-    wait_ms: WaitMs = 5_000,
     format: Format = "",  # noqa: A002  said as ?format=
+    **options: Unpack[MomentOptions],
 ) -> Answer:
     """Rows by key: in the order asked, null where there is none; with the version, its time, and what it has read."""
-    reading = await asked.moment(app, ref, stage, table=table, min_offsets=min_offsets, wait_ms=wait_ms)
+    reading = await asked.moment(app, ref, table=table, **options)
     about = reading.known(table)
     if about is None:
         about = await asked.service.in_thread(lambda: reading.about(table))
@@ -74,16 +71,9 @@ async def app(asked: Call, app: AppName) -> object:
 
 
 @endpoint("/apps/{app}/at/{ref}")
-async def moment(
-    asked: Call,
-    app: AppName,
-    ref: Moment,
-    stage: Stage = "",
-    min_offsets: MinOffsets = (),  # type: ignore[assignment]
-    wait_ms: WaitMs = 5_000,
-) -> Answer:
+async def moment(asked: Call, app: AppName, ref: Moment, **options: Unpack[MomentOptions]) -> Answer:
     """A moment: the version of each stage, its time, how far it has read, its tables, and what is `hidden`."""
-    reading = await asked.moment(app, ref, stage, min_offsets=min_offsets, wait_ms=wait_ms)
+    reading = await asked.moment(app, ref, **options)
     cut = reading.moment.cut
     etag = asked.etag(*(f"{name}.v{version}" for name, version in cut.versions.items()))
     if etag in asked.known_etags:
@@ -107,15 +97,15 @@ async def query(
     ref: Moment,
     sql: Sql,
     limit: Limit = 1_000,
-    stage: Stage = "",
-    min_offsets: MinOffsets = (),  # type: ignore[assignment]
-    wait_ms: WaitMs = 5_000,
     format: Format = "",  # noqa: A002  said as ?format=
+    **options: Unpack[MomentOptions],
 ) -> Answer:
     """What a query over the tables of a moment returns: at most `limit` rows; `cut_off` says whether there are more."""
-    reading = await asked.moment(app, ref, stage, min_offsets=min_offsets, wait_ms=wait_ms)
+    reading = await asked.moment(app, ref, **options)
     service = asked.service
-    found = await service.statements.answer(asked.question(reading, ref, stage, sql, limit), asked.grant.name)
+    found = await service.statements.answer(
+        asked.question(reading, ref, options["stage"], sql, limit), asked.grant.name
+    )
     fresh = await service.in_thread(reading.freshness)
     about = fresh | {"moments": found.others, "cut_off": found.is_cut_off, "notes": found.notes}
     table = found.table()
@@ -127,8 +117,7 @@ async def query(
 @endpoint("/apps/{app}/log")
 def log(asked: Call, app: AppName, limit: Limit = 20, stage: Stage = "") -> Result:
     """Commits, newest first: what each read, and how long it took."""
-    asked.grant.check_all_tables("the log of an app")
-    return shown.log(asked.app(app).log(limit, stage=stage), app)
+    return shown.log(asked.app(app, "the log of an app").log(limit, stage=stage), app)
 
 
 @endpoint("/apps/{app}/snapshots")
@@ -143,15 +132,15 @@ def diff(
     app: AppName,
     before: Moment,
     after: Moment = "now",
-    table: TableOrNone = "",
     before_stage: Stage = "",
     after_stage: Stage = "",
     limit: RowsOrAll = 0,
+    **options: Unpack[DiffOptions],
 ) -> Answer:
     """The rows that differ between two moments, of one table or of all; of each at most `limit`."""
-    asked.grant.check_table(table or "*")
+    asked.grant.check_table(options["table"] or "*")
     of = asked.app(app)
-    found = of.at(before, stage=before_stage).diff(of.at(after, stage=after_stage), table=table)
+    found = of.at(before, stage=before_stage).diff(of.at(after, stage=after_stage), **options)
     lengths = [len(each.changes) for each in found.found]
     shown_rows = sum(min(length, limit) if limit else length for length in lengths)
     return asked.document(shown.diff(found.refs, found.cuts, found.found, most=limit).data, rows=shown_rows)
@@ -171,8 +160,7 @@ def lineage(asked: Call, app: AppName, stage: Stage, version: Version = 0, after
     """The offsets behind a version of a stage, or those after another one: on its inputs and on users' topics."""
     if not stage:
         raise Usage("lineage is of one stage", hint="give stage=NAME")
-    asked.grant.check_all_tables("the lineage of a stage")
-    found = asked.app(app).lineage(stage, version, after=after)
+    found = asked.app(app, "the lineage of a stage").lineage(stage, version, after=after)
     return fields(found, "stage", "direct", "sources", "lost", "records")
 
 

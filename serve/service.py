@@ -231,11 +231,20 @@ class Call:
         seen_ms = int(hop) if hop.isdecimal() and len(hop) < 16 else 0
         return cls(service, grant, wants_arrow, etags, sent, is_passed_on=bool(hop), seen_ms=seen_ms)
 
-    def app(self, name: str) -> "StoredApp":
-        """An app that may be read; what is done to it, the token's name does. Raises `Denied`, and as `Client.app`."""
+    def app(self, name: str, what: str = "") -> "StoredApp":
+        """An app that may be read, and all of its tables where `what` is asked, such as its log.
+
+        What is done to it, the token's name does. Raises `Denied`, and as `Client.app`.
+        """
+        if what:
+            self.grant.check_all_tables(what)
         self.grant.check_app(name)
         client = self.service.client
         return (client.on_behalf_of(self.grant.name) if self.grant.name else client).app(name)
+
+    async def whole_app(self, name: str, what: str) -> "StoredApp":
+        """Find an app of which `what` is asked, in a thread. Raises as `app`."""
+        return await self.service.in_thread(lambda: self.app(name, what))
 
     async def moment(
         self, app: str, ref: str, stage: str = "", *, table: str = "", min_offsets: Sequence[str] = (), wait_ms: int = 0

@@ -1,10 +1,11 @@
 """`slackwater bisect`: find the commit, and its input, that made the state wrong."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import typer
 
+from ...client.declared.questions import WrongOptions
 from ...client.show import formats
 from ...client.show.shown import Result
 from ...errors import Usage
@@ -31,16 +32,13 @@ _REFS = argument("REF...", "The moments; `beginning` is before the first. Defaul
     of=words,
     whole=True,
     kafka=True,
+    declared_first=True,
 )
 def bisect(
     session: Session,
     app_name: str = argument("APP[/TABLE]", "The app; or the table that the condition is over."),
-    where: str = option("SQL", "What is wrong: a query that returns rows then, or a condition for rows.", ""),
-    check: str = option("CONDITION", "What must hold: a condition for rows, or a SELECT that returns it.", ""),
     python: str = option("FILE:FUNCTION", "Gets a DuckDB connection with the tables; says if it is good.", ""),
     run: str = option("CMD", "Gets the moment as the file $SLACKWATER_DB; exits as git's run has it.", ""),
-    good: str = option("REF", "A moment at which nothing is wrong. Default: beginning, before the first commit.", ""),
-    bad: str = option("REF", "A moment at which something is. Default: now.", ""),
     first: bool = flag("--first", "The first change from good to bad, should there be several."),
     last: bool = flag("--last", "The last one."),
     out: Path | None = option("FILE", "Write all keys that turned bad to a .parquet, .csv or .json file."),
@@ -50,6 +48,7 @@ def bisect(
     report: Path | None = option("FILE", "Write what was found as one .html file, without the values."),
     md: Path | None = option("FILE", "The same as .md, for a pull request."),
     show_values: bool = flag("--show-values", "Show keys, rows, payloads and literals in these files."),
+    **options: Unpack[WrongOptions],
 ) -> None:
     """Find the first commit at which something is wrong.
 
@@ -80,7 +79,9 @@ def bisect(
         values.check_ending(out)
     reports = Reports(report, md, show_values)
     reports.check()
-    asked = Asked(app_name, where, check, named, python, run, good, bad, "first" if first else "last" if last else "")
+    typed: Any = options
+    edge: Literal["", "first", "last"] = "first" if first else "last" if last else ""
+    asked = Asked(app_name, table=named, python=python, run=run, edge=edge, **typed)
     if asked.by_hand:
         hint = f"give --where, --check, --python or --run; or look yourself: `slackwater bisect start {app_name}`"
         raise Usage("nothing says what is wrong", hint=hint)
@@ -209,7 +210,7 @@ def _go_on(
         else:
             session.note(f"note: {why}, and {out} is not written")
     clone = clone_name(client, verdict)
-    session.show(shown.verdict(verdict, behind, out, edge, clone, client.flags, every=every))
+    session.show(shown.verdict(verdict, behind, out, edge, clone, every=every))
     if reports is not None:
         reports.write(client, verdict, behind)
     if verdict.candidates:

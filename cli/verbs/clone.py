@@ -1,16 +1,17 @@
 """`slackwater clone`: a new app from a moment of another; the clones that there are, made anew, and removed."""
 
 from collections.abc import Callable
+from typing import Unpack
 
+from ...client.declared.operations import CloneOptions, RefreshOptions, RemoveCloneOptions
 from ...errors import NotFound, Usage
-from ..options import DRY_RUN, YES_REALLY, Many, argument, flag, option, pairs, span
+from ..options import DRY_RUN, argument, flag, option, span
 from ..session import Session, group, verb
 from ..terminal import Progress
 
 words = group()
 
 _CLONE = argument("NAME", "Name of the clone.")
-_FENCE = flag("--fence", "Also when a runner holds it: that stops.")
 
 
 def _copying(progress: Progress, name: str) -> Callable[[int, int], None]:
@@ -28,48 +29,21 @@ def _copying(progress: Progress, name: str) -> Callable[[int, int], None]:
     whole=True,
     kafka=True,
     changes=True,
+    declared_first=True,
 )
 def clone(
     session: Session,
     source: str = argument("SRC[@REF]", "The app to clone, and the moment. Default: now."),
     name: str = argument("DST", "Name of the clone."),
-    topic: Many = option("NAME=OTHER", "Let the clone read topic OTHER where the app says NAME; may be repeated."),
-    sink: Many = option(
-        "NAME=TOPIC", "Let the clone publish its sink NAME to this topic; may be repeated. Default: nothing."
-    ),
     to: str | None = option("ROOT", "Store root of the clone. Default: the source's."),
-    deep: bool = flag("--deep", "Copy everything into that other root, after which the source may vanish."),
-    empty: bool = flag("--empty", "Take no state: the clone reads its topics from the beginning."),
-    mask: Many = option(
-        "TABLE.COLUMN=HOW",
-        "Hide a column: hash, null, or a text with {} where the hash is to stand; may be repeated.",
-    ),
     ttl: int | None = span("How long the clone is wanted: clone rm --expired removes it then. Default: for ever."),
-    owner: str = option("WHO", "Who has it. Default: you, as user@host.", ""),
-    reason: str = option("TEXT", "What it is for.", ""),
     dry_run: bool = DRY_RUN,
+    **options: Unpack[CloneOptions],
 ) -> None:
-    """Make a new app from a moment of another one.
-
-    The clone has the source's state, its offsets, and the records that were on the way between its stages. No
-    state is copied, however large: the clone points at the source's SSTs, and a snapshot of the source
-    keeps them. The clone has repartition topics of its own and never writes to the source's. It publishes
-    nothing unless --sink says where to. An interrupted clone is finished by the same command, and is there for nobody
-    before. --store is where the source is, --to where the clone goes.
-    """
-    terms = {
-        "topics": pairs("--topic", topic, "NAME=OTHER", "flights=flights-corrected"),
-        "sinks": pairs("--sink", sink, "NAME=TOPIC", "alerts=staging-alerts"),
-        "masks": pairs("--mask", mask, "TABLE.COLUMN=HOW", "customers.email=hash"),
-        "deep": deep,
-        "empty": empty,
-        "ttl_ms": ttl,
-        "reason": reason,
-    }
     try:
         with session.progress() as progress:
             on_progress, app = _copying(progress, name), session.app(source)
-            made = app.cloned(source, name, to, terms, dry_run=dry_run, owner=owner, on_progress=on_progress)
+            made = app.cloned(source, name, to, ttl or 0, options, dry_run=dry_run, on_progress=on_progress)
         session.show(made)
     except NotFound as error:
         if error.what == "app" and session.store_option and not to:
@@ -97,18 +71,10 @@ def list_(session: Session, source: str = argument("[SRC]", "Only clones of this
 def refresh(
     session: Session,
     name: str = _CLONE,
-    fence: bool = _FENCE,
-    yes_really: str = YES_REALLY,
-    dry_run: bool = DRY_RUN,
+    **options: Unpack[RefreshOptions],
 ) -> None:
-    """Make a clone anew from the newest moment of its source.
-
-    It keeps its name, topics, sinks, masks, owner, reason and time to live, which begins again. What it has done since
-    is gone. Whatever interrupts it, the same command goes on with it.
-    """
     with session.progress() as progress:
-        on_progress, how = _copying(progress, name), {"fence": fence, "dry_run": dry_run}
-        done = session.app(name).refresh(yes_really=yes_really, on_progress=on_progress, **how)
+        done = session.app(name).refresh(on_progress=_copying(progress, name), **options)
     session.show(done)
 
 
@@ -124,10 +90,7 @@ def rm(
     session: Session,
     name: str = argument("[NAME]", "Name of the clone.", ""),
     expired: bool = flag("--expired", "All clones under the store root whose time is over."),
-    topics: bool = flag("--topics", "Also its repartition topics and consumer groups in Kafka."),
-    fence: bool = _FENCE,
-    yes_really: str = YES_REALLY,
-    dry_run: bool = DRY_RUN,
+    **options: Unpack[RemoveCloneOptions],
 ) -> None:
     """Remove a clone, or those whose time is over.
 
@@ -137,8 +100,8 @@ def rm(
     """
     if bool(name) == expired:
         raise Usage("clone rm takes the name of a clone, or --expired", hint="slackwater clone list shows the clones")
-    how = {"topics": topics, "fence": fence, "dry_run": dry_run}
     if expired:
+        topics, fence, dry_run = options["topics"], options["fence"], options["dry_run"]
         session.show(session.client.remove_expired(topics=topics, fence=fence, dry_run=dry_run))
         return
-    session.show(session.app(name).remove_clone(yes_really=yes_really, **how))
+    session.show(session.app(name).remove_clone(**options))

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
+from ...client.declared.operations import FailoverOptions
 from ...client.show.shown import Result
 from ...errors import Usage
 from ..options import APP, DRY_RUN, Many, flag, option, pairs, span
@@ -94,26 +95,17 @@ def recover(
     session: Session,
     app_name: str = APP,
     from_: str = option("ROOT", "Store root of the replica: there the app runs from then on.", ..., name="--from"),
-    mirror: str | None = option("CLUSTER", "Kafka is a mirror of the cluster that MirrorMaker 2 calls so."),
-    topic: Many = option("NAME=OTHER", "Read topic OTHER where the app says NAME; may be repeated."),
     from_offset: Many = option(
         "TOPIC[N]=OFFSET", "Read partition N on from there, whatever else is known; may be repeated."
     ),
     as_it_is: bool = flag("--as-it-is", "Copy nothing more from where the app ran."),
-    alone: bool = flag("--alone", "Leave where the app ran alone: neither look there nor fence."),
     drill: bool = flag("--drill", "Try it, as a clone that goes again; prove that it is what the app was."),
     keep: bool = flag("--keep", "With --drill: let the clone stay."),
     report: Path | None = option("FILE", "With --drill: write what was found as one .html file."),
     md: Path | None = option("FILE", "With --drill: write it as Markdown."),
     dry_run: bool = DRY_RUN,
+    **options: Unpack[FailoverOptions],
 ) -> None:
-    """Make an app of its replica, ready to run where that lies.
-
-    Where the app ran is fenced, as far as it can be reached: its runner stops, and what it had committed since is
-    copied. What was on the way between stages is carried into topics of this Kafka, and topics are read on where the
-    app stood; in a mirror with other offsets by the records that it had read last. Says what is lost, in seconds and
-    offsets. An interrupted recovery is finished by the same command, and nobody can run the app before.
-    """
     from ...client.searches import Reports
 
     if (keep or report is not None or md is not None) and not drill:
@@ -126,16 +118,10 @@ def recover(
     offsets = pairs("--from-offset", from_offset, "TOPIC[N]=OFFSET", "orders[0]=1200")
     if wrong := next((text for text in offsets.values() if not text.isdecimal()), ""):
         raise Usage(f"--from-offset takes a whole number as the offset; found {wrong!r}")
-    terms: dict[str, Any] = {
-        "mirror": mirror,
-        "topics": pairs("--topic", topic, "NAME=OTHER", "orders=primary.orders"),
-        "offsets": {name: int(text) for name, text in offsets.items()},
-        "alone": alone,
-    }
-    app = session.app(app_name)
+    app, numbers = session.app(app_name), {name: int(text) for name, text in offsets.items()}
     with session.progress() as progress:
         if drill:
-            done = app.drill(**terms, keep=keep, reports=reports, doing=progress)
+            done = app.drill(offsets=numbers, keep=keep, reports=reports, doing=progress, **options)
         else:
-            done = app.recover(**terms, as_it_is=as_it_is, dry_run=dry_run, doing=progress)
+            done = app.recover(offsets=numbers, as_it_is=as_it_is, dry_run=dry_run, doing=progress, **options)
     session.show(done)

@@ -3,21 +3,28 @@
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
+from ...client.declared.operations import (
+    CompactOptions,
+    EditOptions,
+    ForgetOptions,
+    GuardedOptions,
+    PromoteOptions,
+    RemoveOptions,
+    ResetOptions,
+    RetentionOptions,
+    RewindOptions,
+)
 from ...client.show.shown import Result
 from ...common.durations import HOUR_MS
 from ...errors import Usage
 from ..options import (
-    ALSO,
     APP,
     DRY_RUN,
-    FIELD,
     FORGOTTEN_KEY,
-    FORGOTTEN_KEYS,
     STAGE,
     TABLE,
-    YES_REALLY,
     Many,
     argument,
     flag,
@@ -38,21 +45,10 @@ from ..session import Session, group, now_and_then, verb
 def rewind(
     session: Session,
     to: str = argument("APP[@REF]", "The app, and the moment to take it back to."),
-    before_deploy: bool = flag("--before-deploy", "To the moment before the program that the app has now."),
-    keep_offsets: bool = flag("--keep-offsets", "Only the tables: the app goes on reading where it is."),
-    fence: bool = flag("--fence", "Also while a runner has the app: that stops."),
-    yes_really: str = YES_REALLY,
-    dry_run: bool = DRY_RUN,
+    **options: Unpack[RewindOptions],
 ) -> None:
-    """Take an app back to an earlier moment of its own.
-
-    Tables, offsets, and what was on the way between stages become what they were, of all stages or of none, as new
-    versions: the history stays, and what is undone keeps a name, to which one more rewind leads. The next run
-    reads on from there. Rows that sinks were given since cannot be unsent, and come once more; --dry-run says which.
-    """
     app, ref = session.app(to), to if "@" in to or "/" in to else ""
-    how = {"before_deploy": before_deploy, "keep_offsets": keep_offsets, "fence": fence, "dry_run": dry_run}
-    session.show(app.rewind(ref, yes_really=yes_really, **how))
+    session.show(app.rewind(ref, **options))
 
 
 @verb(
@@ -67,37 +63,9 @@ def reset(
     session: Session,
     app_name: str = APP,
     topic: Many = option("NAME[:0,1]", "A topic that the app reads, or some of its partitions; may be repeated."),
-    all_topics: bool = flag("--all-topics", "All topics of yours that the app reads."),
-    to_earliest: bool = flag("--to-earliest", "Read on from the first offset that there is."),
-    to_latest: bool = flag("--to-latest", "Read on from the end."),
-    to_datetime: str = option("TIME", "From the first record of this time (2026-11-21T07:12Z) or later.", ""),
-    by_duration: str = option("SPAN", "The same, so long ago (PT30M, or 30m).", ""),
-    shift_by: int | None = option("N", "By so many offsets, back where it is below 0."),
-    to_offset: int | None = option("N", "From this offset of each partition."),
-    fence: bool = flag("--fence", "Also while a runner has the app: that stops."),
-    yes_really: str = YES_REALLY,
-    dry_run: bool = DRY_RUN,
+    **options: Unpack[ResetOptions],
 ) -> None:
-    """Have an app read topics of yours on from other offsets.
-
-    In the words of kafka-consumer-groups --reset-offsets; a new version of each stage says it, and the next run reads
-    on from there. Tables stay: what is read twice counts twice, and what is skipped never does. --dry-run says how
-    much that is. To take the tables back as well, rewind the app.
-    """
-    done = session.app(app_name).reset(
-        *(topic or ()),
-        all_topics=all_topics,
-        to_earliest=to_earliest,
-        to_latest=to_latest,
-        to_datetime=to_datetime,
-        by_duration=by_duration,
-        shift_by=shift_by,
-        to_offset=to_offset,
-        fence=fence,
-        yes_really=yes_really,
-        dry_run=dry_run,
-    )
-    session.show(done)
+    session.show(session.app(app_name).reset(*(topic or ()), **options))
 
 
 @verb(
@@ -111,27 +79,14 @@ def promote(
     session: Session,
     staging: str = argument("[STAGING]", "The app that gets the name: a clone that runs beside.", ""),
     over: str = option("APP", "The app over which it is promoted.", ...),
-    back: bool = flag("--back", "Instead, give the name back to the app that had it before."),
-    timeout: int = span(
-        "How long to wait until both stand at the same offsets. Default: 10m.", 600_000, bare_seconds=True
-    ),
-    show_values: bool = flag("--show-values", "Show the rows that differ between the two."),
-    yes_really: str = YES_REALLY,
-    dry_run: bool = DRY_RUN,
+    **options: Unpack[PromoteOptions],
 ) -> None:
-    """Give an app's name and sinks to a clone: blue/green cut-over.
-
-    Waits until both stand at the same offsets of their topics, and holds them there for a moment. What comes after goes
-    to the sinks from the clone: a read_committed reader sees each row once. The app that had the name stays, as
-    APP~1, and stops. An interrupted promotion is finished by the same command.
-    """
     with session.progress() as progress:
-        how: dict[str, Any] = {"back": back, "dry_run": dry_run, "show_values": show_values, "on_wait": progress}
-        if bool(staging) == back:
+        if bool(staging) == options["back"]:
             raise Usage("give either STAGING or --back: who gets the name is an app, or the one that had it before")
         # The name goes back from the app that has it, and else to the one that is promoted.
-        app, name = (session.app(over), "") if back else (session.app(staging), over)
-        done = app.promote(name, yes_really=yes_really, timeout_s=timeout / 1_000, **how)
+        app, name = (session.app(over), "") if options["back"] else (session.app(staging), over)
+        done = app.promote(name, on_wait=progress, **options)
     session.show(done)
 
 
@@ -148,21 +103,11 @@ def edit(
     rows: Path | None = option(
         "FILE", "Rows that are to be there, with all columns: Parquet, CSV or JSON.", exists=True
     ),
-    timeout: int = span("How long a runner that has the stage has for it. Default: 60s.", 60_000, bare_seconds=True),
     hide_values: bool = flag("--hide-values", "Say how many rows change, and no values."),
-    again: bool = flag("--again", "Also when the same statement was done in the last ten minutes."),
-    yes_really: str = YES_REALLY,
-    dry_run: bool = DRY_RUN,
+    **options: Unpack[EditOptions],
 ) -> None:
-    """Change rows of a table by hand.
-
-    The change is a version of its own, which log, history and bisect tell of. It is shown key by key, as it would be
-    with --dry-run. While the app runs, its runner does it between two batches, so none works on rows of before; else
-    this command does. Nothing is sent on for it. An interrupted edit is finished by the same command, and done once.
-    """
     app, name = session.table(table_name)
-    how: dict[str, Any] = {"rows": rows or "", "again": again, "dry_run": dry_run, "show_values": not hide_values}
-    session.show(app.edit(name, sql, yes_really=yes_really, timeout_s=timeout / 1_000, **how))
+    session.show(app.edit(name, sql, rows=rows or "", show_values=not hide_values, **options))
 
 
 @verb(
@@ -187,7 +132,7 @@ def rescale(
 
 
 @verb("slackwater retire flights/carriers --dry-run", "slackwater retire flights/carriers", kafka=True, changes=True)
-def retire(session: Session, stage: str = STAGE, yes_really: str = YES_REALLY, dry_run: bool = DRY_RUN) -> None:
+def retire(session: Session, stage: str = STAGE, **options: Unpack[GuardedOptions]) -> None:
     """Let an app go on without a stage that is gone from its program.
 
     From then on snapshots do not wait for it, moments of the app leave it out, and garbage collection keeps nothing
@@ -195,7 +140,7 @@ def retire(session: Session, stage: str = STAGE, yes_really: str = YES_REALLY, d
     back, and it goes on where it stopped.
     """
     app, name = session.stage(stage)
-    session.show(app.retire(name, yes_really=yes_really, dry_run=dry_run))
+    session.show(app.retire(name, **options))
 
 
 @verb(
@@ -211,29 +156,22 @@ def compact(
     stage: Many = option("NAME", "Only the table of this stage; may be repeated. Default: all tables."),
     watch: bool = flag("--watch", "Go on for ever, merging what becomes due, until Ctrl-C or SIGTERM."),
     every: int = span("How often --watch looks. Default: 5s.", 5000, least_ms=100, bare_seconds=True),
-    threads: int = option("N", "Merges that go on at once.", 1, min=1),
-    full: bool = flag("--full", "Merge everything of each state partition into one run, due or not."),
-    dry_run: bool = DRY_RUN,
+    **options: Unpack[CompactOptions],
 ) -> None:
-    """Merge the SSTs of an app's tables, as each table's policy says.
-
-    What is merged is committed as versions of their own, which change no row. The app may run meanwhile; when a batch
-    is committed first, the result is put into the version after it. This process gives way to others on the machine.
-    """
     from ...client.show.maintenance import compacted_line
 
-    if watch and (full or dry_run):
-        raise Usage(f"--watch and {'--full' if full else '--dry-run'} exclude each other")
+    if watch and (options["full"] or options["dry_run"]):
+        raise Usage(f"--watch and {'--full' if options['full'] else '--dry-run'} exclude each other")
     app, stages = session.app(app_name), stage or []
-    if dry_run:
-        session.show(app.compact(stages, full=full, dry_run=True))
+    if options["dry_run"]:
+        session.show(app.compact(stages, **options))
         return
     # Not everywhere can a process give way.
     with suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, 0, 10)
     if not watch:
         with session.progress() as progress:
-            done = app.compact(stages, threads=threads, full=full, on_version=lambda one: progress(compacted_line(one)))
+            done = app.compact(stages, on_version=lambda one: progress(compacted_line(one)), **options)
         session.show(done)
         return
     from ...pipeline.run.stopping import stop_signals
@@ -247,7 +185,7 @@ def compact(
 
     # Only what watches ends in order; else these end the process as always.
     with stop_signals() as stop:
-        app.compactor(stages, threads, stop).watch(
+        app.compactor(stages, options["threads"], stop).watch(
             every_s,
             on_version=lambda done: session.show(Result(done, compacted_line(done))),
             failed=put_off,
@@ -260,26 +198,16 @@ def compact(
     "slackwater gc flights --all 1d --hourly 7d",
     "slackwater gc flights --explain flights/stages/carriers/sst/01K9TZ3Y5C8V0WQ2X4N6M8R0TB.parquet",
     changes=True,
+    declared_first=True,
 )
 def gc(
     session: Session,
     app_name: str = APP,
-    all_: int | None = span("Keep every version this young.", name="--all"),
-    hourly: int | None = span("Within this age, keep a moment an hour."),
-    daily: int | None = span("Within this age, keep a moment a day."),
-    versions: int | None = option("N", "Keep the newest N versions of each stage.", min=1),
-    input_: int | None = span("Keep in the input archive what was read within this time.", name="--input"),
     margin: int = span("Keep objects that nothing names for so long. Default, and the shortest: 1h.", HOUR_MS),
     explain: str | None = option("OBJECT", "Say why this object is kept, or not; delete nothing."),
     dry_run: bool = DRY_RUN,
+    **rules: Unpack[RetentionOptions],
 ) -> None:
-    """Delete versions that retention lets go, and unnamed objects.
-
-    The rules are in slackwater.toml, under [retention]; an option here takes the place of the rule of its name.
-    Each rule keeps something, what no rule keeps goes, and without any rule the whole history stays. Snapshots,
-    clones, and what a stage has not read yet always stay. The app may run meanwhile.
-    """
-    rules = {"all_ms": all_, "hourly_ms": hourly, "daily_ms": daily, "versions": versions, "input_ms": input_}
     session.show(session.app(app_name).gc(margin_ms=margin, explained=explain or "", dry_run=dry_run, **rules))
 
 
@@ -296,19 +224,9 @@ app = group("Remove an app wholly.", "slackwater app rm flights-staging --dry-ru
 def rm(
     session: Session,
     app_name: str = APP,
-    topics: bool = flag("--topics", "Also its repartition topics and consumer groups in Kafka."),
-    fence: bool = flag("--fence", "Also when a runner holds it: that stops."),
-    force: bool = flag("--force", "Also when clones live from it: these are damaged then."),
-    yes_really: str = YES_REALLY,
-    dry_run: bool = DRY_RUN,
+    **options: Unpack[RemoveOptions],
 ) -> None:
-    """Remove an app: its tables, its history, its snapshots.
-
-    Nothing of it can be brought back. It is refused while a clone lives from it. Whatever interrupts it, the same
-    command finishes it; the name is free after that. Topics of yours are never touched.
-    """
-    how = {"topics": topics, "fence": fence, "force": force, "dry_run": dry_run}
-    session.show(session.app(app_name).remove(yes_really=yes_really, **how))
+    session.show(session.app(app_name).remove(**options))
 
 
 @verb(
@@ -320,7 +238,7 @@ def protect(
     session: Session,
     app_name: str = APP,
     off: bool = flag("--off", "Protect it no more."),
-    yes_really: str = YES_REALLY,
+    yes_really: str = option("APP", "The app's name once more: else it is asked for.", ""),
 ) -> None:
     """Have verbs that could lose something ask for the app's name.
 
@@ -372,30 +290,16 @@ def forget(
     where: str = argument("APP[/TABLE]", "The app; or one of its tables, and then the key."),
     words: list[str] = argument("KEY", "A key of that table, written as for get.", []),
     key: Many = FORGOTTEN_KEY,
-    keys: list[Path] | None = FORGOTTEN_KEYS,
-    also: Many = ALSO,
-    fields: Many = FIELD,
     give_up: bool = flag("--give-up", "Instead, end a forget that broke off and whose keys nobody has any more."),
-    yes_really: str = YES_REALLY,
-    dry_run: bool = DRY_RUN,
+    **options: Unpack[ForgetOptions],
 ) -> None:
-    """Take keys out of all that an app has stored (GDPR erasure).
-
-    Out of the newest version and of every kept one, of snapshots, records in flight, rejected records and the input
-    archive, and of clones: SSTs are written anew without them, and versions are read with these. A record goes where a
-    field that leads to the key equals it. No tombstone stays, and nothing says which keys they were. The app may run
-    meanwhile. --dry-run lists what goes, by topic and field; what is out of reach, and what cannot be told, is listed,
-    too. An interrupted forget is finished by the same command.
-    """
-    app, asked = session.app(where), keys_asked(where, words, key or [], keys)
+    app, asked = session.app(where), keys_asked(where, words, key or [], options["files"])
     if give_up:
-        if asked or keys:
+        if asked or options["files"]:
             raise Usage("--give-up takes no keys: who has them types the forget again, and it is finished")
         session.show(app.give_up_forgetting())
         return
 
     with session.progress() as progress:
-        how: dict[str, Any] = {"files": keys or (), "also": also or (), "fields": fields or ()}
-        how |= {"dry_run": dry_run, "on_progress": now_and_then(progress)}
-        done = app.forget(asked, yes_really=yes_really, **how)
+        done = app.forget(asked, on_progress=now_and_then(progress), **options)
     session.show(done)

@@ -5,13 +5,14 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import typer
 
+from ...client.declared.operations import InitOptions, MigrateOptions
 from ...client.show import formats
 from ...errors import Usage
-from ..options import CONF, DRY_RUN, PY_FILES, STAGE, Many, argument, flag, option, pairs, program, span
+from ..options import CONF, DRY_RUN, PY_FILES, STAGE, Many, argument, flag, option, program, span
 from ..reporter import reporting
 from ..session import Session, verb
 
@@ -272,7 +273,6 @@ def init(
     session: Session,
     stage: str = STAGE,
     file: str = argument("FILE", "Rows that DuckDB reads: Parquet, CSV or JSON; a pattern or URL, too.", ""),
-    sql: str = option("SQL", "A query that returns the rows, in the place of FILE.", ""),
     code: Path | None = program("The program that declares the app."),
     offsets: list[str] = option(
         "TOPIC=WHERE",
@@ -280,15 +280,8 @@ def init(
         "be repeated. Default: as the program says.",
         [],
     ),
-    at: str = option("TIME", "Begin all other topics at their first record of this time (2026-11-21T07:12Z, -5m).", ""),
-    dry_run: bool = DRY_RUN,
+    **options: Unpack[InitOptions],
 ) -> None:
-    """Begin a stage's table with rows from elsewhere, its version 1.
-
-    The rows have the columns that the program declares, and one row of each key; otherwise nothing is changed. One
-    commit: before it nobody sees anything, and a call that was interrupted is made good by the same call. The first
-    `slackwater run` goes on from it; the app's other stages begin empty, at these offsets or where the program says.
-    """
     from ...client.show.programs import initialised
 
     app, _ = session.stage(stage)
@@ -307,8 +300,9 @@ def init(
                 wrote = f"{formats.bar(so_far.rows, so_far.read)}  wrote {so_far.rows:,} of {so_far.read:,} rows"
                 progress(line, wrote if so_far.rows else f"read {rows}")
 
-        done, first = session.client.initialise(stage, file, sql, program, offsets, at, dry_run, on_progress)
-    session.show(initialised(done, first, program, dry_run=dry_run))
+        how: Any = {"offsets": offsets or (), "on_progress": on_progress, **options}
+        done = session.client.init(stage, file, code=program, **how)
+    session.show(initialised(done, program, dry_run=options["dry_run"]))
 
 
 @verb(
@@ -323,16 +317,10 @@ def migrate(
     session: Session,
     file: Path = argument("FILE", "Python file that declares the app, as it is to be from now on."),
     app_name: str | None = option("NAME", "Migrate this app, for example a clone.", name="--app"),
-    rename: Many = option(
-        "OLD=NEW", "A stored column has this name in the program; TABLE.OLD=NEW for one table. May be repeated."
-    ),
-    rename_stage: Many = option(
-        "OLD=NEW", "A stored stage has this name in the program: its table goes on under that. May be repeated."
-    ),
     master: str = option("URL", "Spark master, which says what columns the program declares.", "local[1]"),
     conf: Many = CONF,
     py_files: Many = PY_FILES,
-    dry_run: bool = DRY_RUN,
+    **options: Unpack[MigrateOptions],
 ) -> None:
     """Have an app go on with a changed program and its stored state.
 
@@ -340,8 +328,6 @@ def migrate(
     them or none. No data is rewritten; what has another meaning now is refused. A runner of the old program stops.
     New columns count from here on. To have them over the past, too: slackwater clone --empty, run, promote.
     """
-    renames = pairs("--rename", rename, "OLD=NEW", "delay=delay_min")
-    stages = pairs("--rename-stage", rename_stage, "OLD=NEW", "carriers=airlines")
     settings = session.settings
     by_settings = settings.run_options(None if settings.brokers else {})
     run_options = _with_spark(session, by_settings, master, conf, py_files)
@@ -351,13 +337,7 @@ def migrate(
         from ...client.show.programs import migrated
         from ...operations.program_changes.program import migrate_file
 
-        done = migrate_file(
-            str(file),
-            app=app_name,
-            options=run_options,
-            renames=renames,
-            stages=stages,
-            dry_run=dry_run,
-            listener=reporter,
-        )
-    session.show(migrated(done, str(file), session.client.flags, dry_run=dry_run))
+        names: Any = {"app": app_name, "renames": options["rename"], "stages": options["rename_stage"]}
+        how: Any = {"options": run_options, "dry_run": options["dry_run"], "listener": reporter}
+        done = migrate_file(str(file), **names, **how)
+    session.show(migrated(done, str(file), dry_run=options["dry_run"]))

@@ -3,11 +3,13 @@
 from bdb import BdbQuit
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Unpack
 
 import typer
 
+from ...client.declared.questions import CheckOptions
 from ...errors import Refused, Usage
-from ..options import Many, argument, flag, key_values, option, program
+from ..options import argument, flag, key_values, option, program
 from ..session import Session, verb
 
 _ZIP = ".zip"
@@ -94,27 +96,10 @@ def check(
     session: Session,
     file: Path = argument("PROGRAM", "Python file that declares the app."),
     app_name: str | None = option("NAME", "The app whose past it is. Default: as the program says.", name="--app"),
-    stage: Many = option("NAME", "Check only this stage; may be repeated. Default: all of them."),
-    versions: int = option("N", "Of each stage, so many of the newest versions that read records.", 3, min=1),
-    show_values: bool = flag("--show-values", "Show the keys and rows that differ, not only their types and lengths."),
+    **options: Unpack[CheckOptions],
 ) -> None:
-    """Check that a program is a function of its input.
-
-    Past versions are run again in other ways, and what differs is named. Each version is run again as it was,
-    at another time, with its records in another order where none is promised, in more batches, and on other
-    partitions, on a Spark of this machine; nothing of the app is touched. A program that differs by any of these
-    makes noise of every diff and trial. Exits with 1 when one does.
-    """
     from ...client.replays import check as check_program
 
     with session.progress() as progress:
-        found = check_program(
-            session.client,
-            file,
-            app_name,
-            stages=stage or (),
-            versions=versions,
-            show_values=show_values,
-            progress=progress,
-        )
+        found = check_program(session.client, file, app_name, options, progress)
     session.show(found)

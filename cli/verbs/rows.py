@@ -2,13 +2,13 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Unpack
 
 import typer
 
+from ...client.declared.questions import RejectedOptions
 from ...client.show import formats
 from ...client.show.shown import Result
-from ...common.whole_file import ending_of
 from ...errors import Usage
 from ..options import APP, DRY_RUN, KEY, REF, TABLE_AT, Many, argument, flag, key_values, option, span
 from ..quick import no_user_code
@@ -174,10 +174,6 @@ def export(
     With --iceberg no row is copied: each table gets metadata of Iceberg's that points at the SSTs, in a folder of its
     name, and a snapshot of the app keeps these. Any reader of Iceberg tables opens it.
     """
-    from ...client.show import values
-    from ...client.show.rows import exported, exported_folder
-    from ...snapshot.query.export import ENDINGS
-
     if iceberg:
         from .transfer import export_iceberg
 
@@ -189,31 +185,14 @@ def export(
         wanted = "name the folder or the DuckDB file to write, or a place for Iceberg tables: --iceberg ROOT"
         raise Usage("nothing says where to export to" if to is None else "--every goes with --iceberg", hint=wanted)
 
-    file, ending = Path(to), ending_of(to)
-    if ending in values.ENDINGS:
-        if len(table or ()) > 1:
-            raise Usage(f"{file} holds one table", hint=f"name one, or write all of them to {file.stem}.duckdb")
-        moment = session.client.moment(ref, "exported")
-        name, num_rows = moment.write_table(file, *(table or ()), force=force)
-        about = {"file": file, "table": name, "rows": num_rows, "thinned_out": moment.thinned_out}
-        session.show(Result(about, f"{formats.plural(num_rows, 'row')} of {name} in {file}"))
-        return
-    if ending not in ENDINGS:
-        if table or force:
-            raise Usage(
-                f"{'--table' if table else '--force'} goes with a file; {file} would be a folder, which has all "
-                "of an app and is not overwritten",
-                hint=f"name the file so that it ends in one of {', '.join((*values.ENDINGS, *ENDINGS))}",
-            )
-        moment = session.client.moment(ref, "exported")
-        with session.progress() as progress:
-            written = moment.write_folder(
-                to, lambda done, total: progress("", f"{done:,} of {total:,} state partitions")
-            )
-        session.show(exported_folder(written, moment.cut))
-        return
     moment = session.client.moment(ref, "exported")
-    session.show(exported(moment.write(file, table or None, force=force), moment.cut, ref, file))
+    with session.progress() as progress:
+
+        def on_progress(done: int, total: int) -> None:
+            progress("", f"{done:,} of {total:,} state partitions")
+
+        written = moment.exported(to, table or (), force=force, on_progress=on_progress)
+    session.show(written)
 
 
 @verb(
@@ -226,25 +205,17 @@ def export(
 def rejected(
     session: Session,
     app_name: str = APP,
-    stage: str | None = option("STAGE", "Only those of this stage."),
     limit: int = option("N", "Show this many; 0 for all.", 20, min=0),
-    every: bool = flag("--all", "Also those that were retried."),
     retry: bool = flag("--retry", "Have those that wait put through the current program."),
     dry_run: bool = DRY_RUN,
+    **options: Unpack[RejectedOptions],
 ) -> None:
-    """Show the records that batches left out, each with its error.
-
-    Each made a batch fail; the newest comes first. They are in the table STAGE_rejected, beside that of the stage,
-    with payload, headers and stack. With --retry, the runner puts those that wait through its program, between two
-    batches; when none runs, the next one does, first of all. Each that passes is marked as retried in the same
-    commit; one that fails again stays.
-    """
     if dry_run and not retry:
         raise Usage("--dry-run goes with --retry")
     app = session.app(app_name)
     if retry:
-        session.show(app.retry(stage or "", dry_run=dry_run))
+        session.show(app.retry(options["stage"], dry_run=dry_run))
     else:
         from ...client.show.rows import rejected as shown
 
-        session.show(shown(app.rejected(stage=stage or "", limit=limit, every=every), limit))
+        session.show(shown(app.rejected(limit=limit, **options), limit))

@@ -2,8 +2,9 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from ...client.declared.operations import TokenOptions
 from ...common.validation import installing, program_file
 from ...errors import Refused, Unavailable, Usage
 from ..options import DRY_RUN, Many, argument, flag, option, pairs, span
@@ -155,19 +156,9 @@ def add(
     session: Session,
     name: str = argument("NAME", "What it is called."),
     app: list[str] = option("APP", "May read this app, '*' any; may be repeated.", ...),
-    table: Many = option("TABLE", "May read this table; may be repeated. Default: all."),
-    verb_: Many = option(
-        "VERB", "May do this: read, sql, bisect, snapshot, values; may be repeated. Default: read.", name="--verb"
-    ),
-    per_second: int = option("N", "Requests a second that each instance answers; 0 for any number.", 0, min=0),
-    days: int = option("N", "It ends after so many days; 0 for never.", 0, min=0, max=36_500),
-    certificate: bool = flag("--certificate", "For whoever comes with a certificate of this common name, instead."),
-    dry_run: bool = DRY_RUN,
+    **options: Unpack[TokenOptions],
 ) -> None:
-    """Make a token. It is shown once; the store keeps its hash."""
-    how: Any = {"per_s": per_second, "days": days, "certificate": certificate, "dry_run": dry_run}
-    verbs: Any = verb_ or ["read"]
-    session.show(session.client.add_token(name, app, tables=table or ("*",), verbs=verbs, **how))
+    session.show(session.client.add_token(name, app, **options))
 
 
 @verb("slackwater token list", of=token, name="list")

@@ -3,16 +3,15 @@
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
+from ...client.declared.operations import LookOptions
+from ...client.declared.questions import DiffOptions, OperationsOptions
 from ...common.durations import HOUR_MS
 from ...errors import Usage
 from ..options import (
-    ALSO,
     APP,
-    FIELD,
     FORGOTTEN_KEY,
-    FORGOTTEN_KEYS,
     KEY,
     REF,
     TABLE,
@@ -81,24 +80,21 @@ def log(
     limit: int = option("N", "Show this many; 0 for all.", 20, min=0),
     stage: str = option("NAME", "Only this stage.", ""),
     operations: bool = flag("--operations", "Show what was done to the app, by whom, not its commits."),
-    by: str = option("PERSON", "With --operations: only what this user, or user@host, did.", ""),
-    verb: str = option("VERB", "With --operations: only what this verb did.", ""),
-    since: str = option("TIME", "With --operations: from this time on (2026-11-21T07:12, -5m).", ""),
-    until: str = option("TIME", "With --operations: up to this time.", ""),
+    **filters: Unpack[OperationsOptions],
 ) -> None:
     """Show the commits of an app, newest first.
 
     Each with its rows, the offsets it read (from the first up to, not including, the second), and the
     snapshots it is part of; versions that were thinned out cannot be restored. Where Kafka is known, also whether it
     still holds what each version read, so that it can be replayed. --operations shows instead who took, removed or
-    cloned what.
+    cloned what; --by, --verb, --since and --until go with it.
     """
     from ...client.show import history
 
     app = session.app(app_name)
     if operations:
-        session.show(app.operations(limit, by=by, verb=verb, since=since, until=until))
-    elif by or verb or since or until:
+        session.show(app.operations(limit, **filters))
+    elif any(filters.values()):
         raise Usage("--by, --verb, --since and --until go with --operations")
     else:
         session.show(history.log(app.log(limit, stage=stage, replayable=True), app_name))
@@ -142,23 +138,18 @@ def history(
     "slackwater diff flights/carriers@v12 flights/carriers@v13 --table carriers",
     "slackwater diff flights@before-deploy flights-staging --stat",
     "slackwater diff flights@-1d flights --table carriers --out changed.parquet",
+    declared_first=True,
 )
 def diff(
     session: Session,
     before: str = argument("A", "A moment, as everywhere: app, app@name, app@-5m, app/stage@v42."),
     after: str = argument("B", "Another moment, of the same app or of another one."),
-    table: str = option("NAME", "Only this table.", ""),
     stat: bool = flag("--stat", "Only how many rows differ."),
     keys: bool = flag("--keys", "Only the keys of the rows that differ, not their values."),
     out: Path | None = option("FILE", "Write all rows that differ to a .parquet, .csv or .json file."),
     to: str | None = option("ROOT", "Store root of B. Default: A's."),
+    **options: Unpack[DiffOptions],
 ) -> None:
-    """Show which rows differ between two moments.
-
-    For each table the rows that B added to A, removed or changed, with their values on both sides, and how far each
-    column agrees. What both have is not read: versions of one app, or of an app and its clone, share most of their
-    state. Refs that name one table, as APP/TABLE@-5m, compare only that. Exits with 1 when something differs.
-    """
     no_user_code()
     from ...client.show import values
     from ...client.show.history import diff as shown
@@ -175,7 +166,8 @@ def diff(
     (other, second), (one, first) = read(session.client.beside(to), after), read(session.client, before)
     # A stage without a table, or two of them, are a way to name moments.
     named = {first, second} & {*one.cut.tables, *other.cut.tables}
-    found = one.diff(other, table=table or (named.pop() if len(named) == 1 else ""))
+    options["table"] = options["table"] or (named.pop() if len(named) == 1 else "")
+    found = one.diff(other, **options)
     if out is not None:
         values.write(values.stacked(found.found), out)
     session.show(shown(found.refs, found.cuts, found.found, with_rows=not stat, with_values=not keys, out=out))
@@ -187,17 +179,15 @@ def diff(
     "slackwater verify flights --json                 # all differences, for machines",
     "slackwater verify flights/aircraft N14228 --forgotten --deep",
     kafka=True,
+    declared_first=True,
 )
 def verify(
     session: Session,
     ref: str = REF,
     words: list[str] = argument("KEY", "With --forgotten: a key of APP/TABLE, written as for get.", []),
-    deep: bool = flag("--deep", "Read every object and the whole history, and what Kafka still has, instead of sizes."),
     forgotten: bool = flag("--forgotten", "Instead, look whether anything of the app holds keys that were forgotten."),
     key: Many = FORGOTTEN_KEY,
-    keys: list[Path] | None = FORGOTTEN_KEYS,
-    also: Many = ALSO,
-    fields: Many = FIELD,
+    **options: Unpack[LookOptions],
 ) -> None:
     """Prove that a moment is consistent, complete and undamaged.
 
@@ -210,19 +200,17 @@ def verify(
     """
     from ...client.show.status import verification
 
-    if forgotten != bool(key or keys or words):
+    if forgotten != bool(key or options["files"] or words):
         raise Usage(
             "--forgotten goes with a key, as APP/TABLE KEY, --key TABLE=KEY, or --keys FILE: nothing stored says which "
             "keys they were"
         )
     if forgotten:
-        asked = keys_asked(ref, words, key or [], keys)
+        asked = keys_asked(ref, words, key or [], options["files"])
         with session.progress() as progress:
-            how: dict[str, Any] = {"files": keys or (), "also": also or (), "fields": fields or (), "deep": deep}
-            how["on_progress"] = now_and_then(progress)
-            session.show(session.app(ref).verify_forgotten(asked, **how))
+            session.show(session.app(ref).verify_forgotten(asked, on_progress=now_and_then(progress), **options))
         return
 
     with session.progress() as progress:
-        report = session.app(ref).verify(ref, deep=deep, on_progress=now_and_then(progress))
+        report = session.app(ref).verify(ref, deep=options["deep"], on_progress=now_and_then(progress))
     session.show(verification(report))

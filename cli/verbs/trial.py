@@ -1,8 +1,10 @@
 """`slackwater trial`: a release tried on production's own traffic."""
 
 from pathlib import Path
+from typing import Unpack
 
-from ..options import APP, CONF, DRY_RUN, PY_FILES, Many, flag, option, pairs
+from ...client.declared.operations import TrialOptions
+from ..options import APP, CONF, PY_FILES, Many, flag, option
 from ..session import Session, verb
 
 
@@ -21,55 +23,31 @@ def trial(
     before: Path | None = option(
         "FILE", "The program that ran: it works off the same input, to compare with.", exists=True
     ),
-    rename: Many = option("OLD=NEW", "A stored column has another name in the program; may be repeated."),
-    rename_stage: Many = option("OLD=NEW", "So does a stage; may be repeated."),
-    allow: Many = option(
-        "SQL", "Differences that are meant, by their keys, as this query returns them; may be repeated."
-    ),
-    stage: Many = option("NAME", "Try this stage, with what it reads from; may be repeated. Default: all."),
-    keys: str = option("SHARE", "Try a fixed share of the keys, such as 1%: exact for these.", ""),
-    keep: str = option("NAME", "Let the clone stay, under this name.", ""),
     report: Path | None = option("FILE", "Write what was found as one .html file, without the values."),
     md: Path | None = option("FILE", "Write it as Markdown, for a pull request."),
     show_values: bool = flag("--show-values", "Show the values of rows, here and in the files."),
     master: str | None = option("URL", "Spark's master. Default: all cores of this machine."),
     conf: Many = CONF,
     py_files: Many = PY_FILES,
-    dry_run: bool = DRY_RUN,
+    **options: Unpack[TrialOptions],
 ) -> None:
-    """Run a changed program over past input, and show what differs.
-
-    A clone of the app at one moment is migrated where the program asks for that, reads what the app read up to another
-    moment, and goes again; it publishes nothing, and the app is only read. Shown are the rows of tables, and of what
-    sinks are given, that come out different. Exits with 0 where nothing does, with 1 where something does.
-    """
     from ...client.searches import Reports
     from ...pipeline.spark.conf import settings_of
 
     reports = Reports(report, md, show_values, alone=True)
     reports.check()
-    renames, stages = (
-        pairs("--rename", rename, "OLD=NEW", "n=count"),
-        pairs("--rename-stage", rename_stage, "OLD=NEW", "a=b"),
-    )
     with session.progress() as progress:
         found = session.app(app_name).trial(
             code,
             start=start,
             end=to,
             before=before,
-            rename=renames,
-            rename_stage=stages,
-            allow=allow or (),
-            stages=stage or (),
-            keys=keys,
-            keep=keep,
             reports=reports,
             show_values=show_values,
             master=master,
             spark_conf=settings_of(conf or ()),
             py_files=[file for files in py_files or () for file in files.split(",")],
-            dry_run=dry_run,
             on_progress=progress,
+            **options,
         )
     session.show(found)

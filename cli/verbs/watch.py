@@ -102,7 +102,7 @@ def _search(
     if verdict is None:
         return None, None
     if not session.as_json:
-        session.show(Result(None, *shown.broken(verdict, app.cause(verdict), invariant, session.client.flags)))
+        session.show(Result(None, *shown.broken(verdict, app.cause(verdict), invariant)))
     try:
         return verdict, app.report(invariant, verdict, folder)
     except SlackwaterError as error:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, timedelta
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -12,6 +13,7 @@ import urllib3
 from ... import errors
 from ...common.learned import learned
 from ...errors import Forbidden, Refused, SlackwaterError, Unavailable, Usage
+from ..when import in_words
 
 T = TypeVar("T")
 _ARROW = "application/vnd.apache.arrow.stream"
@@ -59,13 +61,13 @@ class Http:
 
     def _get(self, path: Sequence[str], asked: Mapping[str, Any], accept: str) -> bytes:
         fields = [
-            (name, str(one))
-            for name, value in asked.items()
+            (name, str(one).lower() if isinstance(one, bool) else str(one))
+            for name, value in _plain(asked).items()
             if value is not None
             for one in (value if isinstance(value, list | tuple) else [value])
         ]
         if "sql" in asked:  # may be longer than an address
-            answer = self._request("POST", path, accept, json=dict(asked))
+            answer = self._request("POST", path, accept, json=_plain(asked))
         else:
             answer = self._request("GET", path, accept, fields=fields)
         data: bytes = answer.data
@@ -73,11 +75,13 @@ class Http:
 
     def post(self, path: Sequence[str], **asked: Any) -> Any:
         """The document that answers what is to be done. Raises the server's errors, and `Unavailable`."""
-        return msgspec.json.decode(self._request("POST", path, "application/json", json=asked, retries=False).data)
+        return msgspec.json.decode(
+            self._request("POST", path, "application/json", json=_plain(asked), retries=False).data
+        )
 
     def events(self, path: Sequence[str], **asked: Any) -> Iterator[tuple[str, Any]]:
         """Server-sent events of what is asked, each with its name; one called `error` is raised. Raises as `post`."""
-        answer = self._request("POST", path, "*/*", json=asked, retries=False, preload_content=False)
+        answer = self._request("POST", path, "*/*", json=_plain(asked), retries=False, preload_content=False)
         with answer:
             name = ""
             for line in answer:
@@ -114,3 +118,8 @@ class Http:
 
     def _not_one(self, why: str) -> Usage:
         return Usage(f"{self.url} is no server of slackwater's: {why}", hint="`slackwater serve` starts one")
+
+
+def _plain(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is asked with moments in words."""
+    return {name: in_words(value) if isinstance(value, date | timedelta) else value for name, value in asked.items()}

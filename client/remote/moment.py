@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
 import pyarrow as pa
 
 from ...common import instants
+from ...common.argument_types import checked_methods
 from ...common.learned import learned
 from ...errors import Refused, TooMuch
 from ...snapshot.cut.graph import Cut, Thinned
@@ -17,7 +18,8 @@ from ...snapshot.query.answers import as_relation
 from ...snapshot.query.columns import TableColumn
 from ...snapshot.verify.verify import Report
 from ...store.sst.arrow_types import python_rows
-from ..moment import Tables
+from ..declared.questions import DiffOptions, VerifyOptions
+from ..moment import Moment, Tables
 from ..results import Difference, Verification
 from ..show.document import Block, TableBlock, Title
 from ..show.rows import columns_table
@@ -37,8 +39,14 @@ _INSTEAD = {"snapshot": "ask_snapshot asks for one", "take": "ask_snapshot asks 
 class Served(Shown):
     """What a server has of an object of the store: what only the store has says so."""
 
-    absent: ClassVar[frozenset[str]]
-    """Methods that the object of the store has besides."""
+    @property
+    def absent(self) -> frozenset[str]:
+        """Methods that the object of the store has besides."""
+        return frozenset(name for name in dir(self._local()) if not name.startswith("_") and name not in dir(self))
+
+    def _local(self) -> type:
+        """The class of the same object of a store."""
+        raise NotImplementedError
 
     if not TYPE_CHECKING:
 
@@ -51,15 +59,9 @@ class Served(Shown):
             )
 
 
+@checked_methods
 class ServedMoment(Served):
     """A moment, as `Moment`: always the same versions, also where it was `now` when it was asked for."""
-
-    absent = frozenset((
-        *("export", "export_iceberg", "inflight", "spark_query", "spark_table", "write", "write_folder", "write_table"),
-        # Of the library's own.
-        *("around", "current", "cut", "declared", "first_rows", "having", "keys_of", "look_up", "opened", "partitions"),
-        *("partitions_of", "read_up_to", "rows_of", "stage_of"),
-    ))  # fmt: skip
 
     def __init__(self, http: Http, app: str, when: str, stage: str, found: dict[str, Any]) -> None:
         self.ref = f"{app}{'/' if stage else ''}{stage}@{when}"
@@ -71,6 +73,9 @@ class ServedMoment(Served):
         self.when, self.stage = when, stage
         """What stands behind the `@` of its ref, and before it."""
         self._http, self._app, self._found = http, app, found
+
+    def _local(self) -> type:
+        return Moment
 
     @property
     def _path(self) -> tuple[str, ...]:
@@ -115,20 +120,19 @@ class ServedMoment(Served):
         )
         return found
 
-    def verify(self, *, deep: bool = False) -> Verification:
+    def verify(self, **options: Unpack[VerifyOptions]) -> Verification:
         """Prove the moment, as `Moment.verify`, where the store lies."""
 
         def ask() -> Report:
-            asked = {"deep": str(deep).lower(), "stage": self.stage}
-            found: Report = self._http.json((*self._path, "verify"), Report, **asked)
+            found: Report = self._http.json((*self._path, "verify"), Report, stage=self.stage, **options)
             return found
 
         return Verification(self._same(ask, lambda found: found.versions))
 
-    def diff(self, other: ServedMoment, *, table: str = "") -> Difference:
-        """What another moment of the app has that this one has not, as `Moment.diff`."""
+    def diff(self, other: ServedMoment, **options: Unpack[DiffOptions]) -> Difference:
+        """Compare with another moment of the app, as `Moment.diff`."""
         asked = {"before": self.when, "before_stage": self.stage, "after": other.when, "after_stage": other.stage}
-        found = self._http.json(("apps", self._app, "diff"), table=table, **asked)
+        found = self._http.json(("apps", self._app, "diff"), **asked, **options)
         tables = {**self.tables, **other.tables}
         cuts = Cut(self._app, {}), Cut(self._app, {})
         differing = [table_diff(each, tables[each["table"]]) for each in found["tables"]]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable
+from typing import Any, Self, Unpack
 
 import msgspec
 
+from ...common.argument_types import checked_methods
 from ...common.learned import learned
 from ...operations.repair.rejected_listing import RejectedRecords
 from ...snapshot.cut.lineage import Lineage, Window
@@ -18,21 +19,18 @@ from ...snapshot.take.audit_log import Operation
 from ...snapshot.verify.verify import Report
 from ...store.objects.stats import Reads
 from ...store.sst.arrow_types import to_arrow
-from ..results import Difference, KeyHistory, Log
+from ..declared.questions import MomentOptions, OperationsOptions, RejectedOptions, SearchOptions, VerifyOptions, When
+from ..results import KeyHistory, Log
 from ..show import history
 from ..show.document import Block, Title
 from ..show.shown import Result
-from ..when import When, in_words
+from ..when import HasMoments, in_words
 from .http import Http
 from .moment import MOST, Served, ServedMoment
 from .values import rows, text, typed
 
-if TYPE_CHECKING:
-    import duckdb
 
-    from ..moment import Tables
-
-
+@checked_methods
 class Server(Served):
     """A server of a store, and its apps. Threads may share it. `close` it, or use it in a `with`.
 
@@ -40,7 +38,7 @@ class Server(Served):
     """
 
     absent = frozenset((
-        *("adopt", "attach", "init", "initialise", "clones", "remove_expired"),
+        *("adopt", "attach", "init", "clones", "remove_expired"),
         *("add_token", "digest_of", "remove_token", "tokens"),
         # Of the library's own.
         *("beside", "by", "cache", "called", "channels_of", "channels_of_clone", "channels_where_needed"),
@@ -91,40 +89,21 @@ class Server(Served):
         return (Title(f"slackwater server {self.root}"),)
 
 
-class ServedApp(Served):
+@checked_methods
+class ServedApp(Served, HasMoments):
     """An app, as `AppHistory`."""
-
-    absent = frozenset((
-        # What changes an app, or what is stored of it.
-        *("archive", "clone", "cloned", "compact", "compactor", "drill", "edit", "end_replica", "forget"),
-        *("gc", "give_up_forgetting", "migrate", "promote", "protect", "recover", "refresh", "remove"),
-        *("remove_clone", "remove_snapshot", "replicate", "replicator", "rescale", "reset", "retire", "retry"),
-        *("rewind", "snapshot", "take", "trial", "unprotect", "verify_forgotten"),
-        # Programs and predicates that a server would have to run.
-        *("check", "search"),
-        # Of the library's own.
-        *("all_snapshots", "describe", "newer", "note_input_gone", "of_versions", "status", "whole_ref"),
-    ))  # fmt: skip
 
     def __init__(self, server: Server, name: str) -> None:
         self.name = self.called = name
         self._server, self._http = server, server.http
 
+    def _local(self) -> type:
+        from ..app import StoredApp  # which loads all that changes an app
+
+        return StoredApp
+
     def _get(self, *path: str, kind: Any = Any, **asked: Any) -> Any:
         return self._http.json(("apps", self.name, *path), kind, **asked)
-
-    @property
-    def tables(self) -> Tables:
-        """The tables that there are now, and their columns."""
-        return self.at().tables
-
-    def query(self, sql: str) -> duckdb.DuckDBPyRelation:
-        """What a query of the newest tables returns, as `AppHistory.query`."""
-        return self.at().query(sql)
-
-    def get(self, table: str, key: object) -> dict[str, object] | None:
-        """The newest row of one key, as `AppHistory.get`."""
-        return self.at().get(table, key)
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
@@ -134,22 +113,14 @@ class ServedApp(Served):
         )
         return taken
 
-    def at(
-        self,
-        moment: When = "now",
-        *,
-        stage: str = "",
-        min_offsets: Sequence[str] = (),
-        wait_ms: int = 5_000,
-    ) -> ServedMoment:
+    def at(self, moment: When = "now", **options: Unpack[MomentOptions]) -> ServedMoment:
         """A moment, as `AppHistory.at`; of `now` one that has read some records, `"topic:partition:offset"` each.
 
         Raises `Refused` where it has not within `wait_ms`; the error's `offsets` says how far it has.
         """
         when = in_words(moment)
-        asked = {"stage": stage, "min_offsets": list(min_offsets), "wait_ms": wait_ms}
-        found = self._get("at", when, **asked)
-        return ServedMoment(self._http, self.name, when, stage, found)
+        found = self._get("at", when, **options)
+        return ServedMoment(self._http, self.name, when, options["stage"], found)
 
     def log(self, limit: int = 20, *, stage: str = "") -> Log:
         """The newest `limit` commits, as `AppHistory.log`; 10,000 at most."""
@@ -170,26 +141,26 @@ class ServedApp(Served):
         found: dict[str, Any] = self._get("at", of.when, "stages", stage=of.stage)
         return found
 
-    def operations(self, limit: int = 20) -> Result:
+    def operations(self, limit: int = 20, **options: Unpack[OperationsOptions]) -> Result:
         """The newest `limit` things done to the app, by whom and why, as `AppHistory.operations`."""
-        found = self._get("operations", kind=tuple[Operation, ...], limit=limit or MOST)
-        return history.operations(found, self.name)
+        found = self._get("operations", kind=tuple[Operation, ...], limit=limit or MOST, **options)
+        return history.operations(found, self.name, is_filtered=any(options.values()))
 
-    def rejected(self, *, stage: str = "", limit: int = 50, every: bool = False) -> RejectedRecords:
+    def rejected(self, *, limit: int = 50, **options: Unpack[RejectedOptions]) -> RejectedRecords:
         """Records that stages rejected, newest first, as `AppHistory.rejected`."""
-        found = self._get("rejected", limit=limit or MOST, stage=stage, every=str(every).lower())
+        found = self._get("rejected", limit=limit or MOST, **options)
         for each in found["records"]:
             each.update({name: bytes.fromhex(each[name]) for name in ("key", "value") if each[name] is not None})
         whole: RejectedRecords = msgspec.convert(found, learned(RejectedRecords))
         return whole
 
     def verify(
-        self, ref: str, *, deep: bool = False, on_progress: Callable[[str], None] = lambda _line: None
+        self, ref: str, *, on_progress: Callable[[str], None] = lambda _line: None, **options: Unpack[VerifyOptions]
     ) -> Report:
         """What `ServedMoment.verify` does, for a whole ref, whose manifests may be damaged, too."""
         where, _, when = ref.partition("@")
-        asked = {"stage": where.partition("/")[2], "deep": str(deep).lower()}
-        found: Report = self._get("at", when or "now", "verify", kind=Report, **asked)
+        stage = where.partition("/")[2]
+        found: Report = self._get("at", when or "now", "verify", kind=Report, stage=stage, **options)
         return found
 
     def replay(self, stage: str, version: int, *, key: object = "", limit: int = 1_000) -> dict[str, Any]:
@@ -205,21 +176,15 @@ class ServedApp(Served):
     def bisect(
         self,
         *,
-        where: str = "",
-        check: str = "",
-        table: str = "",
-        good: str = "",
-        bad: str = "",
-        edge: str = "",
         on_step: Callable[[dict[str, Any]], None] = lambda _probe: None,
+        **options: Unpack[SearchOptions],
     ) -> dict[str, Any]:
         """What `slackwater bisect --json` gives, searched by the server; `on_step` is told of each moment looked at.
 
-        The arguments are those of `AppHistory.bisect`, with the same errors.
+        Raises as `AppHistory.bisect`.
         """
-        asked = {"where": where, "check": check, "table": table, "good": good, "bad": bad, "edge": edge}
         found: dict[str, Any] = {}
-        for name, data in self._http.events(("apps", self.name, "bisect"), **asked):
+        for name, data in self._http.events(("apps", self.name, "bisect"), **options):
             if name == "probe":
                 on_step(data)
             else:
@@ -236,10 +201,6 @@ class ServedApp(Served):
         asked = {"stage": stage, "version": version, "after": after}
         found: Lineage = self._get("lineage", kind=Lineage, **asked)
         return found
-
-    def diff(self, before: When, after: When | ServedMoment = "now", *, table: str = "") -> Difference:
-        """The rows that differ between two moments, as `AppHistory.diff`."""
-        return self.at(before).diff(after if isinstance(after, ServedMoment) else self.at(after), table=table)
 
     def history(self, table: str, key: object, *, limit: int = 20) -> KeyHistory:
         """The newest `limit` changes of the row of one key, as `AppHistory.history`; 10,000 at most."""

@@ -20,6 +20,17 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
+class Command:
+    """A command to type next; who shows it to whoever types adds what reaches the store, unless it names one."""
+
+    text: str
+
+    def with_flags(self, flags: str) -> "Command":
+        """Return the command with the options that reach the store."""
+        return self if " --store " in self.text else Command(self.text + flags)
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
     """A value of the user's, or its shape."""
 
@@ -48,7 +59,7 @@ class Time:
         return iso(self.time_ms, self.precision) if self.time_ms else ""
 
 
-Span = str | int | None | Name | Value | Answered | Time
+Span = str | int | None | Name | Command | Value | Answered | Time
 """A piece of a line: a `str` is words of ours, an `int` a count, None a count that is not known."""
 Line = tuple[Span, ...]
 """Pieces that follow each other; blanks between them are theirs."""

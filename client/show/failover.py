@@ -13,9 +13,9 @@ from ...operations.disaster_recovery.recover_plan import RecoveryPlan
 from ...operations.disaster_recovery.replicate import Round
 from ...operations.disaster_recovery.replicate_plan import Todo
 from ...snapshot.cut.replicas import ReplicaCut
-from .document import Block, Cell, Facts, Listing, Name, Page, Section, TableBlock, Time, Title, closing
+from .document import Block, Cell, Command, Facts, Listing, Name, Page, Section, TableBlock, Time, Title, closing
 from .formats import duration, plural, size
-from .shown import Result, Words, fields, result
+from .shown import Already, Result, Words, fields, operation
 from .status import verified
 
 
@@ -31,7 +31,7 @@ def to_copy(app: str, root: str, todo: Todo) -> Result:
 
 def copied(app: str, root: str, done: Round) -> Result:
     """What a round copied."""
-    words = [round_line(app, root, done)]
+    words: list[Block] = [round_line(app, root, done)]
     if done.cut.lacks:
         words.append(f"it lacks something: {done.cut.lacks}")
     words.append(f"when this store is lost: slackwater recover {app} --from {root}")
@@ -62,12 +62,12 @@ def ended(app: str, root: str, *, was_known: bool) -> Result:
     return Result({"root": root, "ended": was_known}, line)
 
 
-@result
+@operation
 def recovered(done: Recovered, *, dry_run: bool) -> Words:
     """A recovery."""
     app, root = done.app, done.root
     if done.done:
-        yield f"done already: {app} was recovered from its replica in {root}, and runs there"
+        yield Already(f"{app} was recovered from its replica in {root}, and runs there")
     elif done.plan is None:
         did = "would finish" if dry_run else "finished"
         yield Title(f"{did} the recovery of {app} from {root}, which was decided")
@@ -81,11 +81,11 @@ def recovered(done: Recovered, *, dry_run: bool) -> Words:
     if done.steps and not dry_run:
         yield _took(done.steps)
     if not dry_run:
-        yield f"run it: slackwater run FILE --store {root}"
+        yield "run it: ", Command(f"slackwater run FILE --store {root}")
     plan = plan_data(done.plan) if done.plan is not None else None
     copied = round_data(root, done.caught_up) if done.caught_up is not None else None
     data = fields(done, "root", "app", "versions", "fenced", "not_caught_up", "resumed", plan=plan, caught_up=copied)
-    return data | {"steps_ms": dict(done.steps), "done_already": done.done, "dry_run": dry_run}
+    return data | {"steps_ms": dict(done.steps)}
 
 
 def _took(steps: tuple[tuple[str, int], ...]) -> str:

@@ -23,9 +23,9 @@ from ...snapshot.take.waiting import ask_whether_gone
 from ...store.versions.forgotten.under_way import Forgetting
 from ...store.versions.manifest import Manifest
 from . import values
-from .document import Block, Name, Remark, TableBlock, Title
+from .document import Block, Command, Name, Remark, TableBlock, Title
 from .formats import MOST_SHOWN, count, duration, in_folder, plural, size, windows
-from .shown import Result, Words, fields, result
+from .shown import Already, Result, Words, fields, operation, result
 from .status import archives
 
 if TYPE_CHECKING:
@@ -112,14 +112,14 @@ def compacted_line(done: Compacted) -> str:
     return "  ".join(filter(None, words))
 
 
-@result
+@operation
 def compacted(
     app_name: str, done: Sequence[Compacted], earlier: Sequence[Manifest], archives: "Sequence[ArchiveMerged]" = ()
 ) -> Words:
     """What was merged; `earlier` are the versions that did when nothing is left to."""
     if earlier:
         merged = (f"{each.stage} by v{each.version}, {instants.age(each.time_ms)}" for each in earlier)
-        yield f"done already: nothing to merge in {app_name}; merged {'; '.join(merged)}"
+        yield Already(f"nothing to merge in {app_name}; merged {'; '.join(merged)}")
     elif not done and not archives:
         yield f"nothing to merge in {app_name}"
     elif done:
@@ -131,12 +131,13 @@ def compacted(
     for one in archives:
         what = f"{one.topic}: {plural(one.before, 'object')} to {one.after}, {size(one.bytes)} read"
         yield f"merged in the input archive of {what}"
-    data = {"app": app_name, "dry_run": False, "versions": done, "archives": archives}
-    return data | {"done_already": bool(earlier)}
+    return {"app": app_name, "versions": done, "archives": archives}
 
 
-@result
-def to_compact(app_name: str, due: Sequence[Merge], archives: "Sequence[ArchiveMerged]" = ()) -> Words:
+@operation
+def to_compact(
+    app_name: str, due: Sequence[Merge], archives: "Sequence[ArchiveMerged]" = (), *, dry_run: bool
+) -> Words:
     """What would be merged."""
     if not due and not archives:
         yield f"nothing to merge in {app_name}"
@@ -147,10 +148,10 @@ def to_compact(app_name: str, due: Sequence[Merge], archives: "Sequence[ArchiveM
         yield TableBlock.of(("stage", ">partition", ">SSTs", ">size", "of levels", "into level", ""), rows)
     for one in archives:
         yield f"would merge {plural(one.before - one.after + 1, 'object')} of the input archive of {one.topic} first"
-    return {"app": app_name, "dry_run": True, "merges": due, "archives": archives}
+    return {"app": app_name, "merges": due, "archives": archives}
 
 
-@result
+@operation
 def archived(
     app_name: str, found: Sequence[ArchiveStatus], filled: "Sequence[TopicFilled] | None", *, dry_run: bool
 ) -> Words:
@@ -174,30 +175,34 @@ def archived(
         yield f"{each.topic} from {', '.join(each.holds[:MOST_SHOWN]) or 'nowhere yet'}"
         for gap in each.gaps[:MOST_SHOWN]:
             yield f"a gap: {each.topic}{gap}; what is read there, such as a replay, ends with an error"
-    return {"app": app_name, "archives": found, "filled": filled, "dry_run": dry_run}
+    return {"app": app_name, "archives": found, "filled": filled}
 
 
-def protected(found: Protection, *, already: bool) -> Result:
+@operation
+def protected(found: Protection, *, already: bool) -> Words:
     """An app that is protected."""
     why = f": {found.message}" if found.message else ""
-    done = f"done already: {found.app} is protected by {found.by}, {instants.when(found.time_ms)}{why}"
-    new = f"{found.app} is protected{why}; {ASKING} want its name once more"
-    return Result({"app": found.app, "protected": found, "done_already": already}, done if already else new)
+    if already:
+        yield Already(f"{found.app} is protected by {found.by}, {instants.when(found.time_ms)}{why}")
+    else:
+        yield f"{found.app} is protected{why}; {ASKING} want its name once more"
+    return {"app": found.app, "protected": found}
 
 
-def unprotected(app_name: str, *, was: bool) -> Result:
+@operation
+def unprotected(app_name: str, *, was: bool) -> Words:
     """An app that is protected no more."""
-    line = f"{app_name} is protected no more" if was else f"done already: {app_name} is not protected"
-    return Result({"app": app_name, "protected": None, "done_already": not was}, line)
+    yield f"{app_name} is protected no more" if was else Already(f"{app_name} is not protected")
+    return {"app": app_name, "protected": None}
 
 
-@result
-def rewound(done: Rewound, flags: str, *, dry_run: bool) -> Words:
+@operation
+def rewound(done: Rewound, *, dry_run: bool) -> Words:
     """An app that was taken back to an earlier moment, or would be."""
     plan, versions = done.plan, done.versions
     app, would = plan.app, "would be " if dry_run else ""
     if not plan.steps:
-        yield f"done already: {app} is what it was at {plan.ref}"
+        yield Already(f"{app} is what it was at {plan.ref}")
     else:
         yield Title(f"{app} {would}rewound to {plan.ref}, {instants.when(plan.to.time_ms)}")
     for each in plan.stages:
@@ -221,24 +226,23 @@ def rewound(done: Rewound, flags: str, *, dry_run: bool) -> Words:
     if plan.others:
         had = " and ".join(plan.others)
         yield f"{had} had the name since, by a promotion: what was published under it meanwhile is not undone either"
-    if plan.steps and dry_run:
-        yield "nothing was changed (--dry-run)"
-    elif done.snapshot:
-        yield f"what was undone: {app}@{done.snapshot}; back to it: slackwater rewind {app}@{done.snapshot}{flags}"
+    if done.snapshot and not dry_run:
+        was = f"{app}@{done.snapshot}"
+        yield f"what was undone: {was}; back to it: ", Command(f"slackwater rewind {was}")
         reads_on = "where it was" if plan.table_only else "from there"
         yield f"the next `slackwater run` reads on {reads_on}"
     changes = [fields(each, "table", "added", "removed", "changed") for each in done.changes]
     told = {"rewind": done.number or None, "snapshot": done.snapshot or None, "versions": versions, "changes": changes}
-    how = {"keep_offsets": plan.table_only, "dry_run": dry_run, "done_already": not plan.steps}
-    return fields(plan, "app", "stages", "sinks", "others", to=plan.to.versions) | told | how
+    told |= fields(plan, "app", "stages", "sinks", "others", to=plan.to.versions, keep_offsets=plan.table_only)
+    return told
 
 
-@result
-def reset(done: ResetDone, flags: str, *, dry_run: bool) -> Words:
+@operation
+def reset(done: ResetDone, *, dry_run: bool) -> Words:
     """Topics that are read on from elsewhere, or would be."""
     app, would = done.app, "would be " if dry_run else ""
     if not done.stages:
-        yield f"done already: {app} reads on there"
+        yield Already(f"{app} reads on there")
     else:
         yield Title(f"{app} {would}reset {done.scenario}")
     for each in done.stages:
@@ -256,28 +260,26 @@ def reset(done: ResetDone, flags: str, *, dry_run: bool) -> Words:
             yield f"  rows of before {instants.iso(each.watermark_ms)}, its watermark, come too late for a window"
         if each.sinks:
             yield f"  what is read twice is published twice, to {', '.join(each.sinks)}"
-    if done.stages and dry_run:
-        yield "nothing was changed (--dry-run)"
-    elif done.snapshot:
-        back = f"back to it: slackwater rewind {app}@{done.snapshot}{flags}"
+    if done.snapshot and not dry_run:
         if any(each.made_again for each in done.stages):
-            back = "it can be queried and compared; a rewind to it is refused, as the topic that it read is gone"
-        yield f"as it was: {app}@{done.snapshot}; {back}"
+            gone = "a rewind to it is refused, as the topic that it read is gone"
+            yield f"as it was: {app}@{done.snapshot}; it can be queried and compared; {gone}"
+        else:
+            was = f"{app}@{done.snapshot}"
+            yield f"as it was: {was}; back to it: ", Command(f"slackwater rewind {was}")
         yield "the next `slackwater run` reads on from there"
     names = ("stage", "version", "moved", "read_again", "skipped", "watermark_ms", "sinks", "made_again")
-    told = {"reset": done.number or None, "snapshot": done.snapshot or None, "done_already": not done.stages}
-    return (
-        fields(done, "app", "versions", stages=[fields(each, *names) for each in done.stages], dry_run=dry_run) | told
-    )
+    told = {"reset": done.number or None, "snapshot": done.snapshot or None}
+    return fields(done, "app", "versions", stages=[fields(each, *names) for each in done.stages]) | told
 
 
-@result
-def edited(done: EditDone, before: Manifest, flags: str, *, with_values: bool, dry_run: bool) -> Words:
+@operation
+def edited(done: EditDone, before: Manifest, *, with_values: bool, dry_run: bool) -> Words:
     """Rows of a table that were changed by hand, or would be; `before` is the version that it was done to."""
     stage, changes = f"{done.app}/{done.stage}", done.changes
     number = len(changes) if changes is not None else 0
     if done.already:
-        yield f"done already: {stage} v{done.version} did it; to do it once more, say --again"
+        yield Already(f"{stage} v{done.version} did it; to do it once more, say --again")
     elif changes is None:
         yield f"no row of {stage} changes: nothing was done"
     elif dry_run:
@@ -289,39 +291,37 @@ def edited(done: EditDone, before: Manifest, flags: str, *, with_values: bool, d
         yield values.changes(changes)
         if (more := number - MOST_SHOWN) > 0:
             yield f"and {more:,} more; --json gives all"
-    if changes is not None and dry_run:
-        yield "nothing was changed (--dry-run)"
-    elif changes is not None:
+    if changes is not None and not dry_run:
         yield "nothing was sent on for it: what reads this stage has what it was sent before"
-        yield f"as it was: slackwater query {stage}@v{done.version - 1}{flags}"
+        yield "as it was: ", Command(f"slackwater query {stage}@v{done.version - 1}")
     kinds = changes.kinds().tolist() if changes is not None else []
     counts = {kind: kinds.count(kind) for kind in ("added", "removed", "changed")}
     told = {"version": done.version or None, "before": before.version, "runner": done.runner or None}
     rows = values.changed_rows(changes or ()) if with_values else None
-    return fields(done, "app", "stage", done_already=done.already, dry_run=dry_run, rows=rows) | counts | told
+    return fields(done, "app", "stage", rows=rows) | counts | told
 
 
-@result
+@operation
 def rescaled(done: Rescaled, *, dry_run: bool) -> Words:
     """Another number of state partitions."""
     stage = f"{done.app}/{done.stage}"
     what = f"{stage} from {done.before} to {plural(done.partitions, 'state partition')}"
     if done.before == done.partitions:
-        yield f"done already: {stage} has {plural(done.before, 'state partition')}"
+        yield Already(f"{stage} has {plural(done.before, 'state partition')}")
     elif dry_run:
         yield f"would rescale {what} with v{done.version}"
     else:
         yield f"rescaled {what} with v{done.version}; {plural(done.ssts, 'SST')} kept as they are"
-        yield "a runner that is on stops now; go on with them: slackwater run FILE"
-    return asdict(done) | {"dry_run": dry_run}
+        yield "a runner that is on stops now; go on with them: ", Command("slackwater run FILE")
+    return asdict(done)
 
 
-@result
-def retired(done: Retired, flags: str, *, dry_run: bool) -> Words:
+@operation
+def retired(done: Retired, *, dry_run: bool) -> Words:
     """A stage without which the app goes on."""
-    data, stage = asdict(done) | {"dry_run": dry_run}, f"{done.app}/{done.stage}"
+    data, stage = asdict(done), f"{done.app}/{done.stage}"
     if done.already:
-        yield f"{stage} is retired since v{done.version}: done already"
+        yield Already(f"{stage} is retired since v{done.version}")
         return data
     last = f"it last committed {instants.when(done.last_ms)}, by {done.last_by or 'nobody known'}"
     if dry_run:
@@ -336,17 +336,17 @@ def retired(done: Retired, flags: str, *, dry_run: bool) -> Words:
     for sender, versions in done.unread.items():
         yield f"it has not read {plural(versions, 'version')} of {sender}, which gc keeps no longer for it"
     if not dry_run:
-        yield f'see its last state: slackwater query {stage}{flags} "SELECT …"; a program that has it brings it back'
+        yield "see its last state: ", Command(f"slackwater query {stage}"), "; a program that has it brings it back"
     return data
 
 
-@result
+@operation
 def removed(done: Removed, called: str, groups: Sequence[str], *, topics: bool, dry_run: bool) -> Words:
     """An app that was removed wholly; `groups` are its consumer groups, which go with the topics if `topics` do."""
     removal, what, verb = done.removal, done.contents, "would remove" if dry_run else "removed"
     app = in_folder(called, removal.app)
     if done.already:
-        yield f"{app} was removed {instants.when(removal.time_ms)}, by {removal.by}: done already"
+        yield Already(f"{app} was removed {instants.when(removal.time_ms)}, by {removal.by}")
     else:
         stages, versions = (len(removal.stages), "stage"), (what.versions, "version")
         counted = (stages, versions, (what.ssts, "SST"), (what.snapshots, "snapshot"))
@@ -357,7 +357,7 @@ def removed(done: Removed, called: str, groups: Sequence[str], *, topics: bool, 
             yield f"{verb} from Kafka its {kind} {names}"
         elif names:
             yield f"left in Kafka are its {kind} {names}: --topics removes them"
-    return asdict(done) | {"groups": groups, "dry_run": dry_run}
+    return asdict(done) | {"groups": groups}
 
 
 _TOPICS = {
@@ -368,15 +368,15 @@ _TOPICS = {
 }
 
 
-@result
-def forgot(done: Forgot, of: str, flags: str) -> Words:
+@operation
+def forgot(done: Forgot, of: str, *, dry_run: bool) -> Words:
     """What was taken out of an app that is called so, or would be, and what that does not reach."""
     keys = plural(done.keys, "key")
 
     def called(app: str) -> str:
         return of if app == done.app else app
 
-    if done.dry_run:
+    if dry_run:
         yield Title(f"would forget {keys} in {of}: {plural(len(done.held), 'object')} to rewrite, {_bytes(done.held)}")
         yield from _gone(done.gone)
         yield from _held(done.held)
@@ -403,26 +403,24 @@ def forgot(done: Forgot, of: str, flags: str) -> Words:
         )
     yield ""
     yield from _reach(done.out_of_reach)
-    if done.dry_run:
-        yield "nothing was changed (--dry-run)"
-    else:
-        yield f"look: slackwater verify {of} --forgotten --key TABLE=KEY{flags}"
+    if not dry_run:
+        yield "look: ", Command(f"slackwater verify {of} --forgotten --key TABLE=KEY")
     return asdict(done)
 
 
-def looked(found: Looked, of: str, flags: str) -> Result:
+def looked(found: Looked, of: str) -> Result:
     """What of an app that is called so, and of its clones, holds a key, or may; it fails if anything does."""
-    return Result(asdict(found), *_looked(found, of, flags), failed=bool(found.held or found.unproved))
+    return Result(asdict(found), *_looked(found, of), failed=bool(found.held or found.unproved))
 
 
-def _looked(found: Looked, of: str, flags: str) -> Iterator[Block]:
+def _looked(found: Looked, of: str) -> Iterator[Block]:
     keys, where = plural(found.keys, "key"), ", ".join((of, *found.apps[1:]))
     if found.held:
         yield Title(f"{plural(len(found.held), 'object')} of {where} hold one of {keys}, {_bytes(found.held)}")
         yield from _held(found.held)
         yield from _unread([each for each in found.held if each.what == UNREAD])
         if any(each.what != UNREAD for each in found.held):
-            yield f"take them out: slackwater forget {of} --key TABLE=KEY{flags}"
+            yield "take them out: ", Command(f"slackwater forget {of} --key TABLE=KEY")
     elif found.unproved:
         records = plural(sum(each.records for each in found.unproved), "record")
         yield Title(f"not proved: nothing of {where} was found to hold any of {keys}, and {records} cannot be told")
@@ -447,7 +445,7 @@ def _looked(found: Looked, of: str, flags: str) -> Iterator[Block]:
 def given_up(app: str, note: Forgetting) -> Words:
     """That a forget that broke off is nobody's any more."""
     yield f"gave up what {note.by} began {instants.when(note.time_ms)}: keys of {app} may be left in some objects"
-    yield "whoever has the keys forgets them anew: slackwater forget"
+    yield "whoever has the keys forgets them anew: ", Command("slackwater forget")
     return {"app": app, "by": note.by, "time_ms": note.time_ms}
 
 
@@ -517,20 +515,20 @@ def _passes(each: OutOfReach) -> str:
 _OF_TOKEN = ("name", "apps", "tables", "verbs", "per_s", "until_ms", "created_ms", "by", "message")
 
 
-@result
+@operation
 def token_added(token: Token, sent: str, *, dry_run: bool) -> Words:
     """A token that was made: the one place where it is told."""
     what = f"{', '.join(token.verbs)} of {', '.join(token.apps)}, tables {', '.join(token.tables)}"
     if dry_run:
         yield f"would make token {token.name}: {what}"
-        return fields(token, *_OF_TOKEN) | {"token": "", "dry_run": True}
+        return fields(token, *_OF_TOKEN, token="")
     yield Title(f"token {token.name}: {what}")
     if sent:
         yield "it is shown here once, and kept nowhere:"
         yield Name(sent)
     else:
         yield f"for whoever comes with a certificate of the common name {token.name}"
-    return fields(token, *_OF_TOKEN) | {"token": sent, "dry_run": False}
+    return fields(token, *_OF_TOKEN, token=sent)
 
 
 def tokens(found: Sequence[Token]) -> Result:
@@ -553,7 +551,8 @@ def tokens(found: Sequence[Token]) -> Result:
     return Result([fields(each, *_OF_TOKEN) for each in found], table if found else none)
 
 
-def token_removed(token: Token, *, dry_run: bool) -> Result:
+@operation
+def token_removed(token: Token, *, dry_run: bool) -> Words:
     """A token that went."""
-    done = "would remove" if dry_run else "removed"
-    return Result(fields(token, "name") | {"dry_run": dry_run}, f"{done} token {token.name}; it ends within 5 s")
+    yield f"{'would remove' if dry_run else 'removed'} token {token.name}; it ends within 5 s"
+    return fields(token, "name")

@@ -9,7 +9,6 @@ from typing import Any
 from ...common import instants
 from ...operations.debugging.check.check import CheckedVersion, Dependence, PassedOver, Reason
 from ...operations.debugging.replay.compare import Comparison
-from ...operations.exchange.first_version import FirstVersion
 from ...operations.exchange.initialise import Initialised
 from ...operations.from_spark.adopt.adopting import AdoptionPlan
 from ...operations.from_spark.adopt.adoption import Adopted, AdoptedBatch
@@ -21,22 +20,22 @@ from ...snapshot.query.log import batches_brought
 from ...store.sst.arrow_types import python_values
 from ...store.versions.manifest import Column
 from . import formats, values
-from .document import Block, Cell, TableBlock, Title
+from .document import Block, Cell, Command, TableBlock, Title
 from .formats import MOST_SHOWN, plural
 from .report import Mask
-from .shown import Result, Words, fields, result
+from .shown import Already, Result, Words, fields, operation
 
 
-@result
-def migrated(done: Migrated, file: str, flags: str, *, dry_run: bool) -> Words:
+@operation
+def migrated(done: Migrated, file: str, *, dry_run: bool) -> Words:
     """Changes that a migration makes, or would make."""
-    yield from _migrated(done, file, dry_run, flags)
-    data = fields(done.plan, "app", "changes", versions=done.versions, dry_run=dry_run)
+    yield from _migrated(done, file, dry_run)
+    data = fields(done.plan, "app", "changes", versions=done.versions)
     data |= {"migration": done.number or None, "snapshot": done.snapshot or None, "finished": done.finished or None}
     return data
 
 
-def _migrated(done: Migrated, file: str, dry_run: bool, flags: str) -> Iterator[Block]:
+def _migrated(done: Migrated, file: str, dry_run: bool) -> Iterator[Block]:
     app = done.plan.app
     if done.finished:
         yield f"finished migration {done.finished}, which had been left half done"
@@ -48,33 +47,32 @@ def _migrated(done: Migrated, file: str, dry_run: bool, flags: str) -> Iterator[
         yield change.stage + (f"  v{version}" if version else f"  v{change.version} now" if change.version else "")
         yield from (f"  {line}" for line in lines(change))
     if dry_run:
-        yield "nothing was changed (--dry-run)"
         return
     before = f"{app}@{done.snapshot}"
     yield f"migration {done.number} of {app} is done: {plural(len(done.versions), 'commit')}, no data rewritten"
     yield f"before it: {before}"
-    yield f"run it: slackwater run {file} --app {app}{flags}"
-    clone = f"slackwater clone {before} {app}-before{flags}"
-    yield f"back to before, beside it: {clone}, and run the old program with --app {app}-before"
+    yield "run it: ", Command(f"slackwater run {file} --app {app}")
+    clone = Command(f"slackwater clone {before} {app}-before")
+    yield "back to before, beside it: ", clone, f", and run the old program with --app {app}-before"
 
 
-@result
-def initialised(done: Initialised, first: FirstVersion, program: str, *, dry_run: bool) -> Words:
+@operation
+def initialised(done: Initialised, program: str, *, dry_run: bool) -> Words:
     """A table that begins with rows from elsewhere."""
     where = f"{done.app}/{done.stage}"
     held = f"{plural(done.rows, 'row')} in {plural(done.ssts, 'SST')}, {formats.size(done.bytes)}"
     if done.already:
-        yield f"done already: {where} v{done.version} has these {held}"
+        yield Already(f"{where} v{done.version} has these {held}")
     else:
         yield f"{f'would begin {where}' if dry_run else f'{where} begins'} with v{done.version}: {held}"
     yield f"it reads on from {formats.offsets(done.offsets.items())}"
-    if first.others:
-        starts = formats.offsets(first.info.starts.items())
+    if done.others:
+        starts = formats.offsets(done.starts.items())
         begins = f"at {starts}" if starts else "where the program says"
-        yield f"{', '.join(first.others)} {'begins' if len(first.others) == 1 else 'begin'} without rows, {begins}"
+        yield f"{', '.join(done.others)} {'begins' if len(done.others) == 1 else 'begin'} without rows, {begins}"
     if not dry_run:
-        yield f"the first run goes on from here: slackwater run {program} --app {done.app}"
-    return asdict(done) | {"dry_run": dry_run, "starts": first.info.starts, "others": first.others}
+        yield "the first run goes on from here: ", Command(f"slackwater run {program} --app {done.app}")
+    return asdict(done)
 
 
 def replayed(found: Comparison, bundle: Path | None, test: Path | None) -> Result:
@@ -416,19 +414,20 @@ def adopted_batch(found: AdoptedBatch, batches: range) -> str:
     return f"{formats.bar(done, total)}  {made}"
 
 
-def adopted(done: Adopted, program: str) -> Result:
+@operation
+def adopted(done: Adopted, program: str) -> Words:
     """What was made."""
     where = f"{done.app}/{done.stage}"
-    lines = [
-        f"done already: {where} is the query up to its batch {done.last_batch}, which is v{done.version}"
-        if done.already
-        else f"{where} is the query: v1 to v{done.version}, up to its batch {done.last_batch}",
-        *([] if done.checksum is None else [f"equal to what Spark reads at that batch: {done.checksum}"]),
-        f"it reads on from {formats.offsets(done.offsets.items())}",
-        f"the first run goes on from there: slackwater run {program} --app {done.app}",
-    ]
+    if done.already:
+        yield Already(f"{where} is the query up to its batch {done.last_batch}, which is v{done.version}")
+    else:
+        yield f"{where} is the query: v1 to v{done.version}, up to its batch {done.last_batch}"
+    if done.checksum is not None:
+        yield f"equal to what Spark reads at that batch: {done.checksum}"
+    yield f"it reads on from {formats.offsets(done.offsets.items())}"
+    yield "the first run goes on from there: ", Command(f"slackwater run {program} --app {done.app}")
     checksum = asdict(done.checksum) if done.checksum is not None else None
-    return Result(asdict(done) | {"already": done.already, "checksum": checksum, "dry_run": False}, *lines)
+    return asdict(done) | {"already": done.already, "checksum": checksum}
 
 
 def emitted(path: str, stage: str, checkpoint: str) -> Result:
@@ -436,7 +435,7 @@ def emitted(path: str, stage: str, checkpoint: str) -> Result:
     return Result(
         {"program": path, "stage": stage},
         f"wrote {path}, which declares the stage {stage}; its function is still to be written",
-        f"then: slackwater adopt {checkpoint} {path} --stage {stage} --dry-run",
+        ("then: ", Command(f"slackwater adopt {checkpoint} {path} --stage {stage} --dry-run")),
     )
 
 

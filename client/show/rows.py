@@ -15,7 +15,7 @@ from ...snapshot.query.columns import TableColumn, columns
 from ...store.versions.manifest import Manifest
 from . import formats, values
 from .document import Cell, TableBlock, Title
-from .shown import Result, Words, fields, result
+from .shown import Result, Words, fields, operation, result
 
 if TYPE_CHECKING:
     from ...operations.exchange.export import FolderWritten
@@ -82,6 +82,12 @@ def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
     yield TableBlock.of(("table", ">version", ">rows"), lines)
     about = {"file": file, "bytes": written.bytes, "tables": written.rows, "thinned_out": cut.thinned}
     return fields(cut, "app", "versions", **about)
+
+
+def exported_table(file: Path, table: str, num_rows: int, cut: Cut) -> Result:
+    """One table in a file."""
+    about = {"file": file, "table": table, "rows": num_rows, "thinned_out": cut.thinned}
+    return Result(about, f"{formats.plural(num_rows, 'row')} of {table} in {file}")
 
 
 @result
@@ -166,7 +172,7 @@ def rejected(found: RejectedRecords, limit: int) -> Result:
     return Result(data, table, "", counts, notes=notes)
 
 
-@result
+@operation
 def retries(app_name: str, waiting: Mapping[str, int], running: set[str], *, dry_run: bool) -> Words:
     """Rejected records that wait, by stage, and are to be put through again."""
     if not waiting:
@@ -175,4 +181,4 @@ def retries(app_name: str, waiting: Mapping[str, int], running: set[str], *, dry
         who = "the runner puts them through within seconds" if name in running else "the next `slackwater run` does it"
         said = "would be put through again" if dry_run else "asked for"
         yield f"{app_name}/{name}: {formats.plural(count, 'rejected record')} {said}; {who}"
-    return {"app": app_name, "dry_run": dry_run, "waiting": waiting, "running": sorted(running & waiting.keys())}
+    return {"app": app_name, "waiting": waiting, "running": sorted(running & waiting.keys())}

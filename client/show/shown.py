@@ -8,7 +8,7 @@ from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec
 
 from ...common.printable import printable
-from .document import Block, Facts, Listing, Remark, TableBlock, Title, text_of
+from .document import Block, Command, Facts, Listing, Remark, TableBlock, Title, spans, text_of
 from .picture import Timeline
 
 if TYPE_CHECKING:
@@ -65,6 +65,15 @@ class Result(Shown):
     def _blocks(self) -> Iterable[Block]:
         return *self.blocks, *self.notes
 
+    def with_flags(self, flags: str) -> "Result":
+        """Return the result for whoever types: its commands have the options that reach the store."""
+
+        def typed(span: Any) -> Any:
+            return span.with_flags(flags) if isinstance(span, Command) else span
+
+        blocks = (tuple(map(typed, block)) if isinstance(block, tuple) else typed(block) for block in self.blocks)
+        return Result(self.data, *blocks, notes=self.notes, failed=self.failed)
+
 
 def result(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
     """Makes a function that gives a `Result` of one that gives its `Words`."""
@@ -77,6 +86,31 @@ def result(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
                 blocks.append(next(words))
             except StopIteration as end:
                 return Result(end.value, *blocks)
+
+    return made
+
+
+class Already(Title):
+    """What an operation found done, so that it changed nothing."""
+
+
+def operation(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
+    """Make a function that gives the `Result` of an operation of one that gives its `Words`.
+
+    What was done `Already` is told so, and a dry run ends with the line that nothing was changed. Machines get
+    `done_already` and `dry_run` in the data, which is a dict.
+    """
+    told = result(words_of)
+
+    @wraps(words_of)
+    def made(*args: _Params.args, **kwargs: _Params.kwargs) -> Result:
+        found, dry_run = told(*args, **kwargs), bool(kwargs.get("dry_run"))
+        blocks = [("done already: ", *spans(b.line)) if isinstance(b, Already) else b for b in found.blocks]
+        done_already = any(isinstance(block, Already) for block in found.blocks)
+        if dry_run and not done_already:
+            blocks.append("nothing was changed (--dry-run)")
+        data: Any = found.data
+        return Result({**data, "done_already": done_already, "dry_run": dry_run}, *blocks)
 
     return made
 

@@ -17,14 +17,14 @@ from ...snapshot.take.audit_log import Operation
 from ...store.versions.apps import taken_back
 from ...store.versions.manifest import AppInfo
 from . import formats, values
-from .document import Block, Cell, TableBlock, Title
-from .formats import plural, size
+from .document import Block, Cell, Command, TableBlock, Title
+from .formats import plural, size, store_flag
 from .history import table_diff
-from .shown import Result, Words, fields, result
+from .shown import Already, Result, Words, fields, operation, result
 
 
 @result
-def taken(snapshot: Snapshot, flags: str, *, already: bool) -> Words:
+def taken(snapshot: Snapshot, *, already: bool) -> Words:
     """A snapshot that was taken, now or by the same call before."""
     name, took = f"{snapshot.app}@{snapshot.name}", formats.duration(snapshot.completed_ms - snapshot.created_ms)
     done = "is pinned" if snapshot.kind == "instant" else f"is complete after {took}"
@@ -33,7 +33,7 @@ def taken(snapshot: Snapshot, flags: str, *, already: bool) -> Words:
     yield f"{'done already: ' if already else ''}snapshot {name} {done}: {versions(snapshot)}"
     if rows := sum(kept.rows for kept in snapshot.channels):
         yield f"{plural(rows, 'record')} on the way between stages kept with it"
-    yield f'query it: slackwater query {name} "SELECT …"{flags}'
+    yield "query it: ", Command(f'slackwater query {name} "SELECT …"')
     return snapshot
 
 
@@ -83,18 +83,18 @@ def snapshot(found: Snapshot, cut: Cut, flights: Sequence[InFlight]) -> Words:
     return {"snapshot": found, "inputs": inputs, "in_flight": flights}
 
 
-def unpinned(what: str, gone: Snapshot | Request | Operation, *, dry_run: bool) -> Result:
+@operation
+def unpinned(what: str, gone: Snapshot | Request | Operation, *, dry_run: bool) -> Words:
     """A snapshot that was removed, or a request that was withdrawn."""
     done = "would remove" if dry_run else "removed"
     match gone:
         case Operation():
-            line = f"done already: {what} was removed {instants.when(gone.time_ms)} by {gone.by}"
-            return Result({"removed": None, "dry_run": dry_run, "done_already": True}, line)
+            yield Already(f"{what} was removed {instants.when(gone.time_ms)} by {gone.by}")
         case Snapshot():
-            line = f"{done} {what} ({versions(gone)})"
+            yield f"{done} {what} ({versions(gone)})"
         case _:
-            line = f"{done} the request for {what}"
-    return Result({"removed": gone, "dry_run": dry_run, "done_already": False}, line)
+            yield f"{done} the request for {what}"
+    return {"removed": None if isinstance(gone, Operation) else gone}
 
 
 def versions(snapshot: Snapshot) -> str:
@@ -102,43 +102,40 @@ def versions(snapshot: Snapshot) -> str:
     return ", ".join(f"{stage}@v{version}" for stage, version in snapshot.stages.items())
 
 
-@result
-def cloned(plan: ClonePlan, source: str, flags: str, *, runs: bool, dry_run: bool) -> Words:
+@operation
+def cloned(plan: ClonePlan, source: str, store: str | None, *, runs: bool, dry_run: bool) -> Words:
     """A clone of `source`; `runs` says whether one that was there before has run on."""
     origin = plan.info.origin
     if plan.done:
         since = f"{origin.app}@{origin.snapshot}" if origin and origin.snapshot else plan.source.ref
         when = f"the moment of {instants.when(plan.source.time_ms)}, begun {instants.age(plan.info.created_ms)}"
-        yield f"done already: {plan.info.name} in {plan.target_root} is a clone of {since}, {when}"
+        yield Already(f"{plan.info.name} in {plan.target_root} is a clone of {since}, {when}")
         if runs:
             yield "it has run on since; another clone of that moment needs another name"
     else:
         done = "would clone" if dry_run else "finished cloning" if plan.resumed else "cloned"
         yield Title(f"{done} {source} as {plan.info.name} in {plan.target_root}")
-        yield from _made_of(plan, flags, dry_run)
-    return _data(plan, dry_run)
+        yield from _made_of(plan, store_flag(store), dry_run)
+    return _data(plan)
 
 
-@result
-def refreshed(plan: ClonePlan, called: str, flags: str, *, dry_run: bool) -> Words:
+@operation
+def refreshed(plan: ClonePlan, called: str, *, dry_run: bool) -> Words:
     """A clone that was made anew, or would be, from what is `called` so."""
     done, source = "would make" if dry_run else "made", formats.in_folder(called, plan.source.app)
     yield Title(f"{done} {plan.info.name} anew from {source}, {instants.when(plan.source.time_ms)}")
     if dry_run:
         yield "what it has done since it was cloned would be gone"
-    yield from _made_of(plan, flags, dry_run)
-    return _data(plan, dry_run)
+    yield from _made_of(plan, "", dry_run)
+    return _data(plan)
 
 
-def _data(plan: ClonePlan, dry_run: bool) -> dict[str, object]:
+def _data(plan: ClonePlan) -> dict[str, object]:
     origin = plan.info.origin
     source = fields(plan.source, "app", "versions", "time_ms", thinned_out=plan.source.thinned)
     what = {"app": plan.info, "store": plan.target_root, "source": source, "sinks": origin.sinks if origin else {}}
     told = {"bytes_copied": sum(plan.copies.values()), "expires_ms": plan.info.expires_ms or None}
-    told |= fields(plan, "still_shown")
-    return (
-        what | told | fields(plan, "topics", "copies", "in_flight", "resumed", done_already=plan.done, dry_run=dry_run)
-    )
+    return what | told | fields(plan, "still_shown", "topics", "copies", "in_flight", "resumed")
 
 
 def _made_of(plan: ClonePlan, flags: str, dry_run: bool) -> Iterator[Block]:
@@ -179,9 +176,9 @@ def _made_of(plan: ClonePlan, flags: str, dry_run: bool) -> Iterator[Block]:
     queries = {stage: at.attached for stage, at in plan.source.stages.items() if at.attached is not None}
     for stage, query in queries.items():
         follow = f"slackwater attach {query.checkpoint} --app {plan.info.name} --stage {stage}{flags}"
-        yield f"to have it follow the query, too: {follow}"
+        yield "to have it follow the query, too: ", Command(follow)
     if not queries:
-        yield f"run it: slackwater run FILE --app {plan.info.name}{flags}"
+        yield "run it: ", Command(f"slackwater run FILE --app {plan.info.name}{flags}")
 
 
 def _is_of(place: str, table: str) -> bool:
@@ -244,12 +241,12 @@ def expired(
     return Result(data, *(lines or ["no clone's time is over"]), failed=bool(left))
 
 
-@result
-def promoted(done: Promoted, flags: str, *, with_values: bool, dry_run: bool) -> Words:
+@operation
+def promoted(done: Promoted, *, with_values: bool, dry_run: bool) -> Words:
     """An app that was promoted over another one, or would be."""
     plan = done.plan
     if plan.done:
-        yield f"done already: the app in folder {plan.to} is {plan.name}, and {plan.name}~1 the one that was before"
+        yield Already(f"the app in folder {plan.to} is {plan.name}, and {plan.name}~1 the one that was before")
     else:
         yield Title(f"{'would promote' if dry_run else 'promoted'} {plan.staging} over {plan.name}")
         if dry_run:
@@ -269,20 +266,17 @@ def promoted(done: Promoted, flags: str, *, with_values: bool, dry_run: bool) ->
             yield ""
             yield from table_diff(table, with_rows=with_values, with_values=with_values)
         yield ""
-        if dry_run:
-            yield "nothing was changed (--dry-run)"
-        else:
+        if not dry_run:
             old = f"{plan.name}~1 the one in folder {plan.over}, whose runner stops"
             yield f"{plan.name} is the app in folder {plan.to} from here on, and {old}"
-            yield f"start it from now on as: slackwater run FILE --app {plan.name}{flags}"
-            back = taken_back(plan.name, plan.over)
-            yield f"back: {back}{flags}, once {plan.name}~1 runs again, silent"
+            yield "start it from now on as: ", Command(f"slackwater run FILE --app {plan.name}")
+            yield "back: ", Command(taken_back(plan.name, plan.over)), f", once {plan.name}~1 runs again, silent"
     names = ("table", "added", "removed", "changed")
     changes = [
         fields(each, *names, rows=values.changed_rows(each.changes) if with_values else None) for each in done.changes
     ]
     held_s = None if dry_run or plan.done else round(done.held_s, 3)
-    told = {"behind": done.behind if dry_run else None, "held_s": held_s, "done_already": plan.done, "dry_run": dry_run}
+    told = {"behind": done.behind if dry_run else None, "held_s": held_s}
     return (
         fields(plan, "name", "over", "number", "sinks", app=plan.to, changes=changes, **fields(done, "at", "versions"))
         | told

@@ -21,7 +21,7 @@ from ...snapshot.diff.key_changes import KeyChanges
 from ...snapshot.query.log import batches_brought
 from ...store.versions.manifest import Program
 from . import formats
-from .document import Block, Cell, Name, Span, TableBlock, Time, Title
+from .document import Block, Cell, Command, Name, Span, TableBlock, Time, Title
 from .formats import MOST_SHOWN, plural
 from .shown import Result, fields
 from .values import changes, for_json, grid, readable, stream, word
@@ -42,15 +42,13 @@ def verdict(
     out: Path | None,
     edge: str,
     clone: str,
-    flags: str,
     *,
     every: bool = False,
 ) -> Result:
     """The answer of a search, and what is behind it, None where nobody asked; `out` is a file with all keys.
 
-    `edge` is which change was asked for, `first` or `last`, empty for any; `clone` a name for a clone that no app has;
-    `flags` are what commands to type next need besides. With `every`, all bad records of the batch are shown, and
-    `out` has those.
+    `edge` is which change was asked for, `first` or `last`, empty for any; `clone` a name for a clone that no app has.
+    With `every`, all bad records of the batch are shown, and `out` has those.
     """
 
     def steps(of: Iterable[Evaluation]) -> list[dict[str, Any]]:
@@ -86,7 +84,7 @@ def verdict(
     }
     if every and behind is not None and (bad := records_table(behind)) is not None:
         data["bad_records"] = records_data(bad)
-    return Result(data, *blocks(found, out, behind, clone, flags, every=every), notes=notes(found, edge))
+    return Result(data, *blocks(found, out, behind, clone, every=every), notes=notes(found, edge))
 
 
 def sentence(found: Verdict) -> str:
@@ -111,7 +109,6 @@ def blocks(
     out: Path | None = None,
     behind: Behind | None = None,
     clone: str = "",
-    flags: str = "",
     *,
     every: bool = False,
 ) -> Iterator[Block]:
@@ -151,9 +148,10 @@ def blocks(
     others = f", {made:,} with those that looked for other changes" if made > found.evaluations else ""
     yield f"found with {effort}{others}; to go on:"
     query = shlex.quote(found.where or f"FROM {found.stage}")
-    yield from (f"  slackwater query {ref} {query}{flags}" for ref in (found.good_ref, found.bad_ref) if ref)
+    for ref in filter(None, (found.good_ref, found.bad_ref)):
+        yield "  ", Command(f"slackwater query {ref} {query}")
     if found.good_ref and clone:
-        yield f"  slackwater clone {found.good_ref} {clone}{flags}"
+        yield "  ", Command(f"slackwater clone {found.good_ref} {clone}")
 
 
 def notes(found: Verdict, edge: str = "") -> Iterator[str]:
@@ -389,7 +387,7 @@ def explained(search: KeptSearch) -> Result:
     return Result(search, TableBlock.of((">", "moment", "was", ">took", "why"), rows), *filter(None, [last]))
 
 
-def wanted(search: KeptSearch, cut: Cut, left: int, flags: str) -> Result:
+def wanted(search: KeptSearch, cut: Cut, left: int) -> Result:
     """What a person is to look at next, with about `left` more after it."""
     app, ref = search.asked.app, search.wanted or ""
     stage = ref.partition("/")[2].partition("@")[0]
@@ -397,8 +395,8 @@ def wanted(search: KeptSearch, cut: Cut, left: int, flags: str) -> Result:
     return Result(
         {"app": app, "wanted": ref, "cut": cut.versions, "left": left},
         f"look at {ref or 'the beginning'}, {instants.when(cut.time_ms)}; about {left} more after it:",
-        *([f"  slackwater query {ref} 'FROM {table}'{flags}"] if ref and table else []),
-        f"and say what it is: slackwater bisect good {app}{flags} (or bad, or skip)",
+        *([("  ", Command(f"slackwater query {ref} 'FROM {table}'"))] if ref and table else []),
+        ("and say what it is: ", Command(f"slackwater bisect good {app}"), " (or bad, or skip)"),
     )
 
 
@@ -425,8 +423,8 @@ def failing(rows: pa.Table, invariant: Invariant, look: Findings) -> Iterator[Bl
         yield f"and more; slackwater query {look.ref} {shlex.quote(invariant.where)} shows them"
 
 
-def broken(verdict: Verdict, cause: Cause, invariant: Invariant, flags: str) -> Iterator[Block]:
-    """The commit that broke it, and what is behind that as far as the store tells; `flags` are for commands to type."""
+def broken(verdict: Verdict, cause: Cause, invariant: Invariant) -> Iterator[Block]:
+    """The commit that broke it, and what is behind that as far as the store tells."""
     yield f"{verdict.stage} v{verdict.bad_version} broke {invariant.name}; before it: {verdict.good_ref or '-'}"
     if cause.kind != "unknown":
         yield cause.sentence
@@ -434,7 +432,8 @@ def broken(verdict: Verdict, cause: Cause, invariant: Invariant, flags: str) -> 
         yield f"it read {formats.windows(map(str, verdict.lineage.sources))}"
     good = f" --good {verdict.good_ref}" if verdict.good_ref else ""
     where = shlex.quote(invariant.where)
-    yield f"slackwater bisect {verdict.app}{good} --bad {verdict.bad_ref} --where {where}{flags} tells more"
+    search = Command(f"slackwater bisect {verdict.app}{good} --bad {verdict.bad_ref} --where {where}")
+    yield search, " tells more"
 
 
 def invariants_data(

@@ -265,6 +265,10 @@ class Initialised:
     """Where reading begins, by topic."""
     already: bool
     """Whether an earlier call had done it: the table has these rows."""
+    others: tuple[str, ...] = ()
+    """The app's other stages, which begin empty."""
+    starts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Where these begin to read, by topic; else where the program says."""
 
 
 def initialise(

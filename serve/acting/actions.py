@@ -5,9 +5,10 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Unpack
 
 from ...client.app import StoredApp
+from ...client.declared.questions import SearchOptions, VerifyOptions
 from ...client.show.programs import replayed
 from ...client.show.shown import Result
 from ...client.show.status import verification
@@ -15,11 +16,11 @@ from ...errors import SlackwaterError
 from ...snapshot.bisect.verdict import Evaluation
 from ...snapshot.query.key_text import key_of
 from ...snapshot.take.audit_log import because
-from ..declare import AppName, Deep, KeyOrNone, Limit, Message, Moment, SnapshotName, Stage, Version, endpoint
+from ..declare import AppName, KeyOrNone, Limit, Message, Moment, SnapshotName, Stage, Version, endpoint
 from ..errors import problem
 from ..service import Call, event
 from .finding import find, limited, probe, prove, run_again
-from .searching import SearchAsked
+from .searching import check_asked
 
 _log = logging.getLogger(__name__)
 _TAKEN_S = 30.0
@@ -34,21 +35,22 @@ def me(asked: Call) -> object:
     return {"name": grant.name} | may | {"hidden": grant.hidden}
 
 
-@endpoint("/apps/{app}/bisect", verb="bisect", methods=("POST",), streams=True, also=SearchAsked)
-async def bisect(asked: Call, app: AppName, limit: Limit = 1_000, **wrong: Any) -> AsyncIterator[bytes]:
+@endpoint("/apps/{app}/bisect", verb="bisect", methods=("POST",), streams=True)
+async def bisect(
+    asked: Call, app: AppName, limit: Limit = 1_000, **wrong: Unpack[SearchOptions]
+) -> AsyncIterator[bytes]:
     """Server-sent events: `probe` for each moment that is looked at, then `found`, the first bad commit, or `error`.
 
     What is found is the document of `slackwater bisect --json`, with at most `limit` rows and keys. Whoever goes away
     ends the search.
     """
-    asked.grant.check_all_tables("a search through the commits of an app")
-    search = SearchAsked(**wrong)
-    of = await asked.service.in_thread(lambda: asked.app(app))
+    check_asked(wrong)
+    of = await asked.whole_app(app, "a search through the commits of an app")
     asked.service.check_not_busy()
-    return _events(asked, of, search, limit)
+    return _events(asked, of, wrong, limit)
 
 
-async def _events(asked: Call, of: StoredApp, wrong: SearchAsked, limit: int) -> AsyncIterator[bytes]:
+async def _events(asked: Call, of: StoredApp, wrong: SearchOptions, limit: int) -> AsyncIterator[bytes]:
     service, steps = asked.service, asyncio.Queue[Evaluation | None]()
     searching = asyncio.create_task(find(asked, of, wrong, steps.put_nowait))
     searching.add_done_callback(lambda _done: steps.put_nowait(None))
@@ -65,11 +67,10 @@ async def _events(asked: Call, of: StoredApp, wrong: SearchAsked, limit: int) ->
 
 
 @endpoint("/apps/{app}/at/{ref}/verify", is_long=True)
-async def verify(asked: Call, app: AppName, ref: Moment, deep: Deep = False, stage: Stage = "") -> Result:
+async def verify(asked: Call, app: AppName, ref: Moment, stage: Stage = "", **options: Unpack[VerifyOptions]) -> Result:
     """Whether a moment is consistent, complete and undamaged, as far as what is stored proves it."""
-    asked.grant.check_all_tables("a proof")
-    of = await asked.service.in_thread(lambda: asked.app(app))
-    return verification(await prove(asked, of, ref, stage, deep=deep))
+    of = await asked.whole_app(app, "a proof")
+    return verification(await prove(asked, of, ref, options, stage))
 
 
 @endpoint("/apps/{app}/replay", verb="bisect", methods=("POST",), is_long=True)
@@ -77,8 +78,7 @@ async def replay(
     asked: Call, app: AppName, stage: Stage, version: Version, key: KeyOrNone = "", limit: Limit = 1_000
 ) -> object:
     """A batch, run again with the program that the server has, beside what was committed: `limit` keys that differ."""
-    asked.grant.check_all_tables("a replay")
-    of = await asked.service.in_thread(lambda: asked.app(app))
+    of = await asked.whole_app(app, "a replay")
     found, notes = await run_again(
         asked, of, stage, version, lambda declared: tuple(key_of(stage, declared, key)) if key else ()
     )

@@ -7,6 +7,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from ...client.app import StoredApp
+from ...client.declared.questions import SearchOptions, VerifyOptions
 from ...client.show import verdict as shown
 from ...errors import TooMuch
 from ...snapshot.bisect.causes import Behind
@@ -15,7 +16,7 @@ from ...snapshot.verify.verify import Report
 from ...store.versions.manifest import Table
 from ..service import Call
 from .replays import cause_of, replayed
-from .searching import SearchAsked, Searcher, SearchStopped
+from .searching import Searcher, SearchStopped, check_asked
 
 if TYPE_CHECKING:
     from ...operations.debugging.replay.compare import Comparison
@@ -31,11 +32,12 @@ class SearchFound:
     notes: tuple[str, ...]
 
 
-async def find(asked: Call, of: StoredApp, wrong: SearchAsked, on_step: Callable[[Evaluation], None]) -> SearchFound:
+async def find(asked: Call, of: StoredApp, wrong: SearchOptions, on_step: Callable[[Evaluation], None]) -> SearchFound:
     """Search, and replay the commit where the server has the program. Ends when it is cancelled.
 
-    Raises `TooOften` and `TooMuch`, and as `Searcher.search`.
+    Raises `TooOften` and `TooMuch`, and as `check_asked` and `Searcher.search`.
     """
+    check_asked(wrong)
     service, loop = asked.service, asyncio.get_running_loop()
     searcher = Searcher(service.statements, asked.bounds(of.name), service.options.sql_rows, asked.grant.name)
 
@@ -64,9 +66,9 @@ async def prove(
     asked: Call,
     of: StoredApp,
     ref: str,
+    options: VerifyOptions,
     stage: str = "",
     *,
-    deep: bool,
     on_progress: Callable[[str], None] = lambda _line: None,
 ) -> Report:
     """What verifying a moment, or one of a stage, finds. Ends when it is cancelled.
@@ -83,7 +85,7 @@ async def prove(
     whole = f"{of.name}/{stage}@{ref}" if stage else f"{of.name}@{ref}"
     try:
         with asked.service.taking_long():
-            return await asked.service.in_thread(lambda: of.verify(whole, deep=deep, on_progress=told))
+            return await asked.service.in_thread(lambda: of.verify(whole, on_progress=told, **options))
     finally:
         stopped.set()
 
@@ -113,7 +115,7 @@ def limited(found: SearchFound, limit: int) -> dict[str, Any]:
     verdict = found.verdict
     keys = verdict.keys.head(limit) if verdict.keys is not None else None
     less = replace(verdict, rows=verdict.rows.slice(0, limit), keys=keys)
-    data: Any = shown.verdict(less, found.behind, None, "", "", "").data
+    data: Any = shown.verdict(less, found.behind, None, "", "").data
     data["cause"]["records"] = data["cause"]["records"][:limit]
     is_cut = verdict.more_rows or verdict.rows.num_rows > limit or len(verdict.keys or ()) > limit
     return {**data, "notes": found.notes, "cut_off": is_cut}

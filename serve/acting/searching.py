@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from ...client.app import StoredApp
+from ...client.declared.questions import SearchOptions
 from ...errors import Refused, Usage
 from ...snapshot.bisect.predicate import Context, Where, check, where
 from ...snapshot.bisect.verdict import Evaluation, Verdict
@@ -23,29 +24,16 @@ from ...snapshot.query.clauses import understand
 from ...snapshot.query.sql import Bounds
 from ...store.versions.forgotten import index as forgotten
 from ...store.versions.manifest import Manifest
-from ..declare import Bad, Condition, Edge, Good, OfTable, Predicate
 from ..sql import Statements, here
 
 A = TypeVar("A")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class SearchAsked:
-    """What is wrong, as it was asked, and between which moments."""
-
-    where: Predicate = ""
-    check: Condition = ""
-    table: OfTable = ""
-    good: Good = ""
-    bad: Bad = ""
-    edge: Edge = ""
-
-    def __post_init__(self) -> None:
-        if bool(self.where) == bool(self.check):
-            raise Usage(
-                "say what is wrong by one of where and check", hint="where is a query that returns what is wrong"
-            )
+def check_asked(wrong: SearchOptions) -> None:
+    """Raise `Usage` unless one of `where` and `check` says what is wrong."""
+    if bool(wrong["where"]) == bool(wrong["check"]):
+        raise Usage("say what is wrong by one of where and check", hint="where is a query that returns what is wrong")
 
 
 class Searcher:
@@ -64,14 +52,14 @@ class Searcher:
         self._stopped, self._lock = Event(), Lock()
         self._waited_for: Future[Any] | asyncio.Future[Any] | None = None
 
-    def search(self, app: StoredApp, wrong: SearchAsked, on_step: Callable[[Evaluation], None]) -> Verdict:
+    def search(self, app: StoredApp, wrong: SearchOptions, on_step: Callable[[Evaluation], None]) -> Verdict:
         """The verdict; in a thread. Raises as `StoredApp.bisect`, and `SearchStopped`."""
-        make: Callable[..., Where] = check if wrong.check else where
-        asked_for = CheckAsked(app.name, wrong.check or wrong.where, wrong.table, self._bounds, make)
+        make: Callable[..., Where] = check if wrong["check"] else where
+        asked_for = CheckAsked(app.name, wrong["check"] or wrong["where"], wrong["table"], self._bounds, make)
         made: Where = self._run(_checked, asked_for)
-        good, bad = app.whole_ref(wrong.good or None), app.whole_ref(wrong.bad or None)
+        good, bad = app.whole_ref(wrong["good"]), app.whole_ref(wrong["bad"])
         asked = _Elsewhere(made.sql, made.typed, made.bounds, ask=self._rows)
-        verdict = app.search(asked, edge=wrong.edge, good=good, bad=bad, on_step=on_step)
+        verdict = app.search(asked, edge=wrong["edge"], good=good, bad=bad, on_step=on_step)
         is_cut = verdict.rows.num_rows >= self._max_rows
         return replace(verdict, predicate=made, more_rows=verdict.more_rows or is_cut)
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from ...operations.maintenance.tokens import Verb
-from ..declare import parameters_of
+from ..declare import asked_of
 from ..service import Call
 from .answers import Told
 from .masking import Masking
@@ -89,13 +89,13 @@ TOOLS: dict[str, AgentTool] = {}
 
 
 def tool(
-    title: str, *, verb: Verb = "read", is_long: bool = False, also: Callable[..., Any] | None = None
+    title: str, *, verb: Verb = "read", is_long: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function, whose first parameter is `ToolCall`, as a tool of its name; `also` as of a route."""
+    """Declare a function, whose first parameter is `ToolCall`, as a tool of its name."""
 
     def declared(function: Callable[..., Any]) -> Callable[..., Any]:
         name = function.__name__
-        TOOLS[name] = AgentTool(name, title, verb, function, parameters_of(function, also)[1], is_long)
+        TOOLS[name] = AgentTool(name, title, verb, function, asked_of(function)[1], is_long)
         return function
 
     return declared

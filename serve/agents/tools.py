@@ -1,15 +1,15 @@
 """The tools, a few lines each: what may be asked is their parameters, and their docstrings are what a model reads."""
 
-from typing import Any
+from typing import Unpack
 
+from ...client.declared.questions import DiffOptions, SearchOptions, VerifyOptions
 from ...client.show import rows as shown_rows
 from ...client.show import values
 from ...snapshot.bisect.verdict import Evaluation
 from ...snapshot.query.columns import select
 from ...store.archive import index
 from ..acting.finding import find, prove, run_again
-from ..acting.searching import SearchAsked
-from ..declare import AppName, Deep, KeyOrNone, Moment, Stage, Table, TableOrNone
+from ..declare import AppName, KeyOrNone, Moment, Stage, Table
 from .answers import Document, Told, changes, commit, differing, key_change, time, verdict
 from .declared import (
     AppOrNone,
@@ -144,17 +144,22 @@ async def get(
 
 @tool("What changed between two moments")
 async def diff(
-    call: ToolCall, app: AppName, before: Moment, after: Moment = "now", table: TableOrNone = "", limit: Some = 20
+    call: ToolCall,
+    app: AppName,
+    before: Moment,
+    after: Moment = "now",
+    limit: Some = 20,
+    **options: Unpack[DiffOptions],
 ) -> Told:
     """The rows that differ between two moments of an app, of one table or of all.
 
     How many were added, removed and changed, in which columns, and the first of them. Use it with a moment before
     and one after something went wrong: it reads only what changed. Then `history` of a key, or `bisect`.
     """
-    call.asked.grant.check_table(table or "*")
+    call.asked.grant.check_table(options["table"] or "*")
 
     def found() -> Told:
-        compared = call.asked.app(app).diff(before, after, table=table)
+        compared = call.asked.app(app).diff(before, after, **options)
         tables, rows = differing(compared.found, limit, call.masking)
         return Told({"refs": compared.refs, "tables": tables, "rows": rows}, "rows", len(rows))
 
@@ -180,8 +185,8 @@ async def history(call: ToolCall, app: AppName, table: Table, key: KeyText, limi
     return await call.in_thread(found)
 
 
-@tool("The commit, and record, that made something wrong", verb="bisect", is_long=True, also=SearchAsked)
-async def bisect(call: ToolCall, app: AppName, limit: Some = 5, **wrong: Any) -> Told:
+@tool("The commit, and record, that made something wrong", verb="bisect", is_long=True)
+async def bisect(call: ToolCall, app: AppName, limit: Some = 5, **wrong: Unpack[SearchOptions]) -> Told:
     """The first commit of an app at which something is wrong, and the input record behind it.
 
     A binary search over all commits. Say what is wrong by `where`, a SELECT that returns rows when it is (its key
@@ -193,14 +198,12 @@ async def bisect(call: ToolCall, app: AppName, limit: Some = 5, **wrong: Any) ->
     where the input is archived.
     """
     asked, masking = call.asked, call.masking
-    asked.grant.check_all_tables("a search through the commits of an app")
-    search = SearchAsked(**wrong)
-    of = await asked.service.in_thread(lambda: asked.app(app))
+    of = await asked.whole_app(app, "a search through the commits of an app")
 
     def on_step(step: Evaluation) -> None:
         call.progress(step.number, step.total, f"{step.ref or 'the beginning'}: {step.answer}")
 
-    found = await find(asked, of, search, on_step)
+    found = await find(asked, of, wrong, on_step)
     return await call.in_thread(lambda: Told(verdict(found, limit, masking), "keys", found.verdict.rows.num_rows))
 
 
@@ -220,9 +223,7 @@ async def replay(
     touched.
     """
     asked, masking = call.asked, call.masking
-    asked.grant.check_all_tables("a replay")
-
-    of = await asked.service.in_thread(lambda: asked.app(app))
+    of = await asked.whole_app(app, "a replay")
     found, notes = await run_again(
         asked, of, stage, version, lambda declared: masking.key(stage, declared, key) if key else ()
     )
@@ -249,16 +250,15 @@ async def replay(
 
 
 @tool("Prove a moment", is_long=True)
-async def verify(call: ToolCall, app: AppName, ref: Moment = "now", deep: Deep = False) -> Told:
+async def verify(call: ToolCall, app: AppName, ref: Moment = "now", **options: Unpack[VerifyOptions]) -> Told:
     """Recomputes from what is stored whether a moment is consistent, complete and undamaged.
 
     For each channel sent = consumed + in flight, versions follow each other, objects are there. Use it to tell
     damage in the store from a mistake in the input or the program.
     """
     asked = call.asked
-    asked.grant.check_all_tables("a proof")
-    of = await asked.service.in_thread(lambda: asked.app(app))
-    report = await prove(asked, of, ref, deep=deep, on_progress=lambda line: call.progress(0, 0, line))
+    of = await asked.whole_app(app, "a proof")
+    report = await prove(asked, of, ref, options, on_progress=lambda line: call.progress(0, 0, line))
     wrong = [
         {"check": each.check, "subject": each.subject, "message": call.masking.mask.reason(each.message)}
         for each in report.differences

@@ -1,11 +1,12 @@
 """What the page asks beside other clients: a timeline, first rows of a table, stages, what was left out, the cost."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import pyarrow as pa
 from msgspec import Meta
 
 from ...client import status
+from ...client.declared.questions import OperationsOptions, RejectedOptions
 from ...client.moment import Moment as StoredMoment
 from ...client.show import rows as shown
 from ...client.show import values
@@ -36,14 +37,12 @@ Against = Annotated[
         description="Another moment, as behind the @ of a ref, with which each row is compared; empty for none.",
     ),
 ]
-Every = Annotated[bool, Meta(description="Also records that were retried.")]
 
 
 @endpoint("/apps/{app}/timeline")
 def timeline(asked: Call, app: AppName, points: Points = 300, from_ms: TimeMs = 0, to_ms: TimeMs = 0) -> object:
     """Commits between two times, some of them where they are many, and what stands out: snapshots, deploys."""
-    asked.grant.check_all_tables("the timeline of an app")
-    found = asked.app(app).timeline(points, from_ms=from_ms, to_ms=to_ms)
+    found = asked.app(app, "the timeline of an app").timeline(points, from_ms=from_ms, to_ms=to_ms)
     points_of = [fields(each, "stage", "version", "time_ms", "kind", "rows") for each in found.points]
     return fields(found, "app", "commits", "marks", points=points_of, is_whole=found.is_whole)
 
@@ -145,17 +144,15 @@ def _text(number: int | None) -> str | None:
 
 
 @endpoint("/apps/{app}/rejected")
-def rejected(asked: Call, app: AppName, limit: Limit = 50, stage: Stage = "", every: Every = False) -> Result:
+def rejected(asked: Call, app: AppName, limit: Limit = 50, **options: Unpack[RejectedOptions]) -> Result:
     """Records that stages rejected, newest first, and how many wait to be retried."""
-    asked.grant.check_all_tables("what was rejected")
-    return shown.rejected(asked.app(app).rejected(stage=stage, limit=limit, every=every), limit)
+    return shown.rejected(asked.app(app, "what was rejected").rejected(limit=limit, **options), limit)
 
 
 @endpoint("/apps/{app}/operations")
-def operations(asked: Call, app: AppName, limit: Limit = 50) -> Result:
+def operations(asked: Call, app: AppName, limit: Limit = 50, **options: Unpack[OperationsOptions]) -> Result:
     """What people did to the app, newest first: who, when, and why."""
-    asked.grant.check_all_tables("the operations on an app")
-    return asked.app(app).operations(limit)
+    return asked.app(app, "the operations on an app").operations(limit, **options)
 
 
 @endpoint("/apps/{app}/cost")

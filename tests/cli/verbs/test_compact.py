@@ -85,7 +85,7 @@ def test_what_is_due_is_merged_and_stands_in_the_log(
     assert re.fullmatch(
         r"done already: nothing to merge in flights; merged aircraft by v10, .*; carriers by v10, .*\n", again
     )
-    assert compact("flights", "--dry-run").stdout == "nothing to merge in flights\n"
+    assert compact("flights", "--dry-run").stdout == "nothing to merge in flights\nnothing was changed (--dry-run)\n"
     assert len(list_operations(store, "flights")) == 1
 
 

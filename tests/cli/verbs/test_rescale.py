@@ -42,7 +42,8 @@ def test_rescale_to_the_same_number_has_nothing_to_do_and_succeeds() -> None:
 def test_a_dry_run_of_a_rescale_changes_nothing(store: ObjectStore) -> None:
     before = [info.key for info in store.list("")]
     said = done("rescale", "flights/carriers", "--partitions", "1", "--dry-run")
-    assert said == "would rescale flights/carriers from 2 to 1 state partition with v7\n"
+    would = "would rescale flights/carriers from 2 to 1 state partition with v7\n"
+    assert said == f"{would}nothing was changed (--dry-run)\n"
     found = from_json("rescale", "flights/carriers", "--partitions", "1", "--dry-run")
     assert (found["version"], found["before"], found["partitions"], found["dry_run"]) == (7, 2, 1, True)
     assert [info.key for info in store.list("")] == before

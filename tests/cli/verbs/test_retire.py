@@ -50,7 +50,7 @@ def test_a_snapshot_that_a_lost_stage_holds_up_names_the_verb_and_is_taken_after
     said = done("retire", "flights/carriers")
     assert said.startswith("retired flights/carriers with v6; its history stays, and so does its table (")
     assert "a runner that has it stops within seconds" in said
-    assert done("retire", "flights/carriers") == "flights/carriers is retired since v6: done already\n"
+    assert done("retire", "flights/carriers") == "done already: flights/carriers is retired since v6\n"
     assert "retire" not in slackwater("status").stderr
 
 

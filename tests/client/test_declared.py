@@ -1,0 +1,51 @@
+"""One declaration: what is declared of a question is there in Python, at the command line, over HTTP and for agents."""
+
+import inspect
+from typing import Any, get_type_hints
+
+import pytest
+from slackwater.cli.main import app
+from slackwater.client.app import StoredApp
+from slackwater.client.declared.questions import DiffOptions, SearchOptions, WrongOptions
+from slackwater.client.moment import Moment
+from slackwater.client.remote import ServedApp, ServedMoment
+from slackwater.common.parameters import parameters_of
+from slackwater.serve import web  # noqa: F401  declares its routes
+from slackwater.serve.agents import tools  # noqa: F401  declares them
+from slackwater.serve.agents.declared import TOOLS
+from slackwater.serve.declare import ENDPOINTS
+from typer.main import get_command
+
+ROUTES = {each.name: each.asked for each in ENDPOINTS}
+METHODS: dict[str, tuple[type, tuple[Any, ...]]] = {
+    "diff": (DiffOptions, (Moment.diff, StoredApp.diff, ServedApp.diff, ServedMoment.diff)),
+    "bisect": (SearchOptions, (StoredApp.bisect, ServedApp.bisect)),
+}
+
+
+@pytest.mark.parametrize("question", METHODS)
+def test_a_declared_parameter_is_everywhere(question: str) -> None:
+    declaration, methods = METHODS[question]
+    names = get_type_hints(declaration).keys()
+    for method in methods:
+        assert names <= inspect.signature(method).parameters.keys()
+        assert all(f"    {name}: " in method.__doc__ for name in names)
+    for asked in (ROUTES[question], TOOLS[question].asked):
+        assert names <= {*asked.__struct_fields__}
+
+
+def test_a_declared_parameter_is_an_option() -> None:
+    root: Any = get_command(app)
+    for question, declaration in (("diff", DiffOptions), ("bisect", WrongOptions)):
+        options = {name for param in root.get_command(None, question).params for name in param.opts}
+        assert {f"--{name}" for name in get_type_hints(declaration)} <= options
+
+
+def test_another_parameter_is_pythons_own_error() -> None:
+    moment: Any = Moment.diff
+    with pytest.raises(TypeError, match=r"diff\(\) got an unexpected keyword argument 'tabel'"):
+        moment(object(), object(), tabel="carriers")
+
+
+def test_declared_parameters_come_before_a_functions_own_keywords() -> None:
+    assert [each.name for each in parameters_of(inspect.unwrap(StoredApp.bisect))][1:4] == ["where", "check", "table"]
