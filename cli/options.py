@@ -83,29 +83,25 @@ def _option_of(parameter: inspect.Parameter, param: Param) -> str:
     return param.option or f"--{name.replace('_', '-')}"
 
 
-STORE = option("ROOT", "Store root: s3://bucket/prefix or a folder. Else SLACKWATER_STORE, else slackwater.toml.")
-KAFKA = option("HOST:PORT", "Kafka brokers, comma-separated. Else SLACKWATER_KAFKA, else slackwater.toml.")
-JSON = flag("--json", "Print JSON for machines; errors as one JSON object on stderr.")
-LOG_FORMAT = option(
-    None, "Lines for people, or a JSON object each, for a collector of logs.", "text", envvar="SLACKWATER_LOG_FORMAT"
-)
-MESSAGE = option("TEXT", "Why, for the log of operations.", "")
-DRY_RUN = flag("--dry-run", "Check everything, say what would be done; change nothing.")
+STORE = option("ROOT", "Store root: s3://bucket/prefix or a folder. Default: SLACKWATER_STORE, then slackwater.toml.")
+KAFKA = option("HOST:PORT", "Kafka brokers, comma-separated. Default: SLACKWATER_KAFKA, then slackwater.toml.")
+JSON = flag("--json", "Print JSON; errors as one JSON object on stderr.")
+LOG_FORMAT = option(None, "Log lines as text or as JSON objects.", "text", envvar="SLACKWATER_LOG_FORMAT")
+MESSAGE = option("TEXT", "Reason, kept in the log of operations.", "")
+DRY_RUN = flag("--dry-run", "Check everything and show what would change; change nothing.")
 STAGE = argument("APP/STAGE", "A stage of an app.")
 APP = argument("APP", "Name of the app.")
-REF = argument("REF", "A moment: app, app@name, app@2026-11-21T07:12, app@-5m, app@~3, app/stage@v42.")
+REF = argument("REF", "A moment: app, app@snapshot, app@2026-11-21T07:12, app@-5m, app@~3, app/stage@v42.")
 TABLE = argument("APP/TABLE", "A table of an app.")
-TABLE_AT = argument(
-    "APP/TABLE[@MOMENT]", "A table of an app, now or at a moment: @-5m, @name, @2026-11-21T07:12, @v42."
-)
+TABLE_AT = argument("APP/TABLE[@MOMENT]", "A table, now or at a moment: @-5m, @snapshot, @2026-11-21T07:12, @v42.")
 KEY = argument(
     "KEY",
-    "The values of the key columns, in their order; \\N is null, bytes are hexadecimal, a struct is JSON. What begins "
-    "with '-' and is no number comes after --.",
+    "Values of the key columns, in order. \\N is null, bytes are hexadecimal, a struct is JSON. "
+    "Put text that begins with '-' behind --.",
 )
-FORGOTTEN_KEY = option("TABLE=KEY", "A key of a table; one of several columns as a JSON array. May be repeated.")
-CONF = option("KEY=VALUE", "A setting of Spark, before all others; may be repeated.")
-PY_FILES = option("FILES", "Python files and zips that the program imports, comma between; may be repeated.")
+FORGOTTEN_KEY = option("TABLE=KEY", "A key of a table. A key of several columns is a JSON array. May be repeated.")
+CONF = option("KEY=VALUE", "Spark config; highest precedence. May be repeated.")
+PY_FILES = option("FILES", "Python files and zips that the program imports, comma-separated. May be repeated.")
 
 
 def program(explanation: str, otherwise: str = "") -> Any:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 words = group()
 
-_REFS = argument("REF...", "The moments; `beginning` is before the first. Default: the one asked for.", None)
+_REFS = argument(
+    "REF...", "Moments to judge; `beginning` is before the first commit. Default: the one that was shown.", None
+)
 
 
 @verb(
@@ -36,31 +38,38 @@ _REFS = argument("REF...", "The moments; `beginning` is before the first. Defaul
 )
 def bisect(
     session: Session,
-    app_name: str = argument("APP[/TABLE]", "The app; or the table that the condition is over."),
-    python: str = option("FILE:FUNCTION", "Gets a DuckDB connection with the tables; says if it is good.", ""),
-    run: str = option("CMD", "Gets the moment as the file $SLACKWATER_DB; exits as git's run has it.", ""),
-    first: bool = flag("--first", "The first change from good to bad, should there be several."),
-    last: bool = flag("--last", "The last one."),
+    app_name: str = argument("APP[/TABLE]", "The app, or the table that the condition is about."),
+    python: str = option(
+        "FILE:FUNCTION",
+        "Python function: takes a DuckDB connection with the tables, returns whether the moment is good.",
+        "",
+    ),
+    run: str = option(
+        "CMD",
+        "Shell command; reads $SLACKWATER_DB. Exit codes as for `git bisect run`: 0 good, 125 skip, "
+        "other codes up to 127 bad.",
+        "",
+    ),
+    first: bool = flag("--first", "Find the first change from good to bad if there are several."),
+    last: bool = flag("--last", "Find the last change from good to bad."),
     out: Path | None = option("FILE", "Write all keys that turned bad to a .parquet, .csv or .json file."),
-    every: bool = flag("--all", "List every bad record of the batch, in the app's order; --out writes these."),
-    code: Many = programs("The program that ran, to replay the commit; again for the one before a deploy."),
-    no_replay: bool = flag("--no-replay", "Stop at the commit; do not look for the input record."),
-    report: Path | None = option("FILE", "Write what was found as one .html file, without the values."),
-    md: Path | None = option("FILE", "The same as .md, for a pull request."),
-    show_values: bool = flag("--show-values", "Show keys, rows, payloads and literals in these files."),
+    every: bool = flag("--all", "List every bad record of the batch, in the app's order; --out writes them."),
+    code: Many = programs("The program that ran, to find the input record; also the one before a deploy."),
+    no_replay: bool = flag("--no-replay", "Stop at the commit; do not search for the input record."),
+    report: Path | None = option("FILE", "Write a report as one .html file, with values hidden."),
+    md: Path | None = option("FILE", "Write the report as Markdown, for a pull request."),
+    show_values: bool = flag("--show-values", "Show keys, rows, payloads and literals in the reports."),
     **options: Unpack[WrongOptions],
 ) -> None:
-    """Find the first commit at which something is wrong.
+    """Find the first bad commit, and the input record behind it.
 
-    What that is, a query, a condition, a function or a command says. The commits of all stages are searched in
-    the order in which `log` shows them, as few as a binary search takes; each moment that is looked at is printed
-    as a ref. The answer names the last good and the first bad moment, the offsets read between them, and the keys
-    that turned bad. Moments that cannot be judged are passed over; where that leaves several commits, all are
-    named, and the exit code is 2.
+    Give a query, a condition, a function or a command that tells a bad moment from a good one. A binary search over
+    the commits of all stages, in the order of `log`, finds the last good and the first bad moment, the offsets read
+    between them, and the keys that turned bad. Moments where the predicate fails are skipped; if that leaves several
+    commits, all are listed (exit code 2).
 
-    Then the batch is replayed here, on a Spark and a store of its own, by the stage's own code, until it is known what
-    is behind it: one input record or several, a new program, time, a watermark, a record that did not come or came
-    twice, or an operation.
+    Then the batch is replayed on a local Spark to find the cause: one or several records, a new program, time, a
+    watermark, a missing or duplicate record, or an operation.
     """
     from ...client.searches import Reports, begun, in_folders
     from ...client.show import values
@@ -95,12 +104,12 @@ def bisect(
 def start(
     session: Session,
     app_name: str = APP,
-    good: str = option("REF", "A moment that is good. Default: the beginning.", ""),
-    bad: str = option("REF", "A moment that is bad. Default: now is the first to look at.", ""),
+    good: str = option("REF", "A good moment. Default: beginning, before the first commit.", ""),
+    bad: str = option("REF", "A bad moment. Default: look at now first.", ""),
 ) -> None:
-    """Begin a search in which a person says of each moment what it is.
+    """Start a manual search, in which you judge each moment.
 
-    Each answer, `bisect good`, `bad` or `skip`, is followed by the next moment to look at, until one commit is left.
+    Answer with `bisect good`, `bad` or `skip`; each shows the next moment, until one commit is left.
     """
     from ...client.searches import begun, in_folders
     from ...snapshot.bisect.session import Asked
@@ -111,21 +120,21 @@ def start(
 
 @verb("slackwater bisect good flights", of=words)
 def good(session: Session, app_name: str = APP, refs: Many = _REFS) -> None:
-    """Say that nothing is wrong at a moment; go on with the next."""
+    """Mark a moment as good and show the next one."""
     _answer(session, app_name, "good", refs)
 
 
 @verb("slackwater bisect bad flights", of=words)
 def bad(session: Session, app_name: str = APP, refs: Many = _REFS) -> None:
-    """Say that something is wrong at a moment; go on with the next."""
+    """Mark a moment as bad and show the next one."""
     _answer(session, app_name, "bad", refs)
 
 
 @verb("slackwater bisect skip flights", "slackwater bisect skip flights flights/carriers@v41", of=words)
 def skip(session: Session, app_name: str = APP, refs: Many = _REFS) -> None:
-    """Say that nobody can tell of a moment; go on with another.
+    """Skip a moment and show another one.
 
-    When only such moments are left, the commits that may be the first bad one are named, and the exit code is 2.
+    If only skipped moments are left, lists the commits that may be the first bad one (exit code 2).
     """
     _answer(session, app_name, "skip", refs)
 
@@ -145,8 +154,8 @@ def log(session: Session, app_name: str = APP) -> None:
 
 
 @verb("slackwater bisect replay search.log", of=words, kafka=True)
-def replay(session: Session, file: Path = argument("FILE", "What `bisect log` printed, perhaps mended.")) -> None:
-    """Take the answers of a log for given, and go on from there, in the place of the app's session."""
+def replay(session: Session, file: Path = argument("FILE", "Output of `bisect log`, edited if needed.")) -> None:
+    """Replace the app's search by the answers of a saved log, and continue."""
     from ...client.searches import of_log
 
     _go_on(session, of_log(session.client, file))
@@ -154,7 +163,7 @@ def replay(session: Session, file: Path = argument("FILE", "What `bisect log` pr
 
 @verb("slackwater bisect explain flights", of=words)
 def explain(session: Session, app_name: str = APP) -> None:
-    """Show of each moment that was looked at what it was found to be, how long that took, and why it was skipped."""
+    """Show the answer, duration and reason of each moment of the search."""
     from ...client.searches import of_app
     from ...client.show import verdict
 
@@ -163,7 +172,7 @@ def explain(session: Session, app_name: str = APP) -> None:
 
 @verb("slackwater bisect reset flights", of=words)
 def reset(session: Session, app_name: str = APP) -> None:
-    """Forget the app's search."""
+    """Delete the app's search."""
     from ...client.searches import reset as forget
 
     session.show(forget(app_name, lambda: session.client))

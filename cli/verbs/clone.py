@@ -36,7 +36,7 @@ def clone(
     source: str = argument("SRC[@REF]", "The app to clone, and the moment. Default: now."),
     name: str = argument("DST", "Name of the clone."),
     to: str | None = option("ROOT", "Store root of the clone. Default: the source's."),
-    ttl: int | None = span("How long the clone is wanted: clone rm --expired removes it then. Default: for ever."),
+    ttl: int | None = span("Time to live. `clone rm --expired` removes expired clones. Default: no limit."),
     dry_run: bool = DRY_RUN,
     **options: Unpack[CloneOptions],
 ) -> None:
@@ -52,11 +52,11 @@ def clone(
 
 
 @verb("slackwater clone list", "slackwater clone list flights", of=words, name="list")
-def list_(session: Session, source: str = argument("[SRC]", "Only clones of this app. Default: of all.", "")) -> None:
-    """List the clones, who has each and why, until when, and what it keeps in its source.
+def list_(session: Session, source: str = argument("[SRC]", "Only clones of this app. Default: all.", "")) -> None:
+    """List clones with owner, purpose, expiry and the storage they keep.
 
-    These are the clones under the store root, and those of its apps under other roots. `keeps alone` are the bytes that
-    stay in the source because of this clone and of nothing else, once retention lets its history go.
+    Covers the store root, and clones of its apps under other roots. `keeps alone` are the bytes that the source keeps
+    only for this clone, once retention has removed its history.
     """
     session.show(session.client.clones(source))
 
@@ -89,14 +89,13 @@ def refresh(
 def rm(
     session: Session,
     name: str = argument("[NAME]", "Name of the clone.", ""),
-    expired: bool = flag("--expired", "All clones under the store root whose time is over."),
+    expired: bool = flag("--expired", "All expired clones under the store root."),
     **options: Unpack[RemoveCloneOptions],
 ) -> None:
-    """Remove a clone, or those whose time is over.
+    """Remove a clone, or all expired clones.
 
-    As app rm, but never an app that is no clone, nor one that was promoted. What its source kept for it is let go. With
-    --expired, a clone that a runner holds stays, unless --fence stops it; the others go all the same, and the exit code
-    is 1.
+    Like app rm, but refuses apps that are no clones, and promoted clones. Releases what the source kept for it. With
+    --expired, clones that are running, protected or cloned stay (exit code 1); --fence stops a runner.
     """
     if bool(name) == expired:
         raise Usage("clone rm takes the name of a clone, or --expired", hint="slackwater clone list shows the clones")

@@ -13,17 +13,17 @@ from ..options import DRY_RUN, flag, option
 from ..session import Session, group, verb
 
 dev = group(
-    "Run Kafka and S3 on this machine, for development.\n\n"
-    "They run in the background; their data lies under .slackwater/.",
+    "Run Kafka and S3 on this machine, for development.\n\nThey run in the background and keep "
+    "their data under .slackwater/.",
     'eval "$(slackwater dev up)"',
     "slackwater dev down",
 )
 
-_FOLDER = option("FOLDER", "Where the servers keep everything.", Path(".slackwater"), name="--folder")
+_FOLDER = option("FOLDER", "Folder for data, logs and settings.", Path(".slackwater"), name="--folder")
 
 
 def _port(name: str, usual: int) -> Any:
-    where = f"Where {name} listens. Default: as last time, else {usual}, else any free port."
+    where = f"Port of {name}. Default: the last one, else {usual}, else a free one."
     return option("PORT", where, min=1, max=65535)
 
 
@@ -40,9 +40,9 @@ def up(
     s3_port: int | None = _port("S3", 9000),
     folder: Path = _FOLDER,
 ) -> None:
-    """Start Kafka and S3, and print the variables that make slackwater use them.
+    """Start Kafka and S3 for development and print the environment to use them.
 
-    What runs already is left alone. Needs Java 17, and Maven for the download at the first start.
+    Servers that already run are left alone. Needs Java 17, and Maven for the download at the first start.
     """
     from ...pipeline.dev.servers import DevServers
 
@@ -76,11 +76,11 @@ def up(
 )
 def down(
     session: Session,
-    purge: bool = flag("--purge", "Delete topics, objects and logs as well."),
+    purge: bool = flag("--purge", "Also delete topics, objects and logs."),
     dry_run: bool = DRY_RUN,
     folder: Path = _FOLDER,
 ) -> None:
-    """Stop Kafka and S3. Their data stays, unless it is to be purged."""
+    """Stop the development servers; their data stays unless --purge is given."""
     from ...pipeline.dev.servers import DevServers
 
     with session.progress() as progress:
@@ -100,7 +100,7 @@ def down(
 
 @verb("slackwater dev status", "slackwater dev status --json", of=dev, store=False)
 def status(session: Session, folder: Path = _FOLDER) -> None:
-    """Show whether Kafka and S3 run, where they listen, and where their data and logs are."""
+    """Show the state, address, data and logs of the development servers."""
     from ...pipeline.dev.servers import DevServers
 
     servers = DevServers(folder).status()

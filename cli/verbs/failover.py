@@ -32,21 +32,21 @@ def _copying(progress: Progress, name: str) -> Callable[[int, int], None]:
 def replicate(
     session: Session,
     app_name: str = APP,
-    to: str = option("ROOT", "Store root of the replica: another bucket or region.", ...),
-    once: bool = flag("--once", "Copy what is new, and end."),
-    every: int = span("How often it looks for what is new. Default: 10s.", 10_000, least_ms=100, bare_seconds=True),
-    workers: int = option("N", "Objects that are copied at once. Each is in memory as a whole.", 8, min=1),
-    metrics: int | None = option("PORT", "Serve metrics for Prometheus there; 0 for a free port.", min=0, max=65535),
-    end: bool = flag("--end", "Count the replica no more in status; what was copied stays."),
+    to: str = option("ROOT", "Store root of the replica, in another bucket or region.", ...),
+    once: bool = flag("--once", "Copy what is new and exit."),
+    every: int = span("How often to look for new versions. Default: 10s.", 10_000, least_ms=100, bare_seconds=True),
+    workers: int = option("N", "Parallel object copies; each object is held in memory.", 8, min=1),
+    metrics: int | None = option(
+        "PORT", "Serve Prometheus metrics on this port; 0 picks a free one.", min=0, max=65535
+    ),
+    end: bool = flag("--end", "Stop tracking this replica; copied data is kept."),
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Copy an app to another store root, all the time.
+    """Replicate an app to another store root, continuously.
 
-    Every version is copied as soon as it is committed. Each object is copied once. Manifests come last, senders
-    before receivers, and at the end of each round one object says up to which cut all is there: so whoever reads
-    the replica finds a consistent whole. It can be queried, verified, compared and cloned as the app can. With
-    --kafka, what was on the way between stages is kept with it. What gc takes from the app goes there, too. Killed
-    anywhere, or started twice, it goes on where it was.
+    Copies each version once it is committed, each object once. A replica is consistent at any time, and can be
+    queried, verified, compared and cloned. With --kafka, it also keeps in-flight records. gc and forget reach it with
+    the next round. Several replicators may run; each is resumable.
     """
     from ...client.show.failover import round_data, round_line
 
@@ -94,15 +94,15 @@ def replicate(
 def recover(
     session: Session,
     app_name: str = APP,
-    from_: str = option("ROOT", "Store root of the replica: there the app runs from then on.", ..., name="--from"),
+    from_: str = option("ROOT", "Store root of the replica. The app runs there from now on.", ..., name="--from"),
     from_offset: Many = option(
-        "TOPIC[N]=OFFSET", "Read partition N on from there, whatever else is known; may be repeated."
+        "TOPIC[N]=OFFSET", "Continue partition N at this offset, overriding what is detected. May be repeated."
     ),
-    as_it_is: bool = flag("--as-it-is", "Copy nothing more from where the app ran."),
-    drill: bool = flag("--drill", "Try it, as a clone that goes again; prove that it is what the app was."),
-    keep: bool = flag("--keep", "With --drill: let the clone stay."),
-    report: Path | None = option("FILE", "With --drill: write what was found as one .html file."),
-    md: Path | None = option("FILE", "With --drill: write it as Markdown."),
+    as_it_is: bool = flag("--as-it-is", "Do not copy newer versions from the original store."),
+    drill: bool = flag("--drill", "Disaster-recovery drill: recover into a temporary clone and verify it."),
+    keep: bool = flag("--keep", "With --drill: keep the clone."),
+    report: Path | None = option("FILE", "With --drill: write a report as one .html file."),
+    md: Path | None = option("FILE", "With --drill: write a report as Markdown."),
     dry_run: bool = DRY_RUN,
     **options: Unpack[FailoverOptions],
 ) -> None:

@@ -44,7 +44,7 @@ from ..session import Session, group, now_and_then, verb
 )
 def rewind(
     session: Session,
-    to: str = argument("APP[@REF]", "The app, and the moment to take it back to."),
+    to: str = argument("APP[@REF]", "The app and the moment to roll back to."),
     **options: Unpack[RewindOptions],
 ) -> None:
     app, ref = session.app(to), to if "@" in to or "/" in to else ""
@@ -62,7 +62,7 @@ def rewind(
 def reset(
     session: Session,
     app_name: str = APP,
-    topic: Many = option("NAME[:0,1]", "A topic that the app reads, or some of its partitions; may be repeated."),
+    topic: Many = option("NAME[:0,1]", "A topic that the app reads, or some of its partitions. May be repeated."),
     **options: Unpack[ResetOptions],
 ) -> None:
     session.show(session.app(app_name).reset(*(topic or ()), **options))
@@ -77,8 +77,8 @@ def reset(
 )
 def promote(
     session: Session,
-    staging: str = argument("[STAGING]", "The app that gets the name: a clone that runs beside.", ""),
-    over: str = option("APP", "The app over which it is promoted.", ...),
+    staging: str = argument("[STAGING]", "The clone that takes over.", ""),
+    over: str = option("APP", "The app whose name and sinks it takes over.", ...),
     **options: Unpack[PromoteOptions],
 ) -> None:
     with session.progress() as progress:
@@ -99,11 +99,13 @@ def promote(
 def edit(
     session: Session,
     table_name: str = TABLE,
-    sql: str = option("SQL", "An UPDATE, DELETE, INSERT or MERGE of the table; may read the app's other tables.", ""),
-    rows: Path | None = option(
-        "FILE", "Rows that are to be there, with all columns: Parquet, CSV or JSON.", exists=True
+    sql: str = option(
+        "SQL", "One UPDATE, DELETE, INSERT or MERGE on the table, in DuckDB SQL; may read the app's other tables.", ""
     ),
-    hide_values: bool = flag("--hide-values", "Say how many rows change, and no values."),
+    rows: Path | None = option(
+        "FILE", "Parquet, CSV or JSON file with rows to upsert, with all columns of the table.", exists=True
+    ),
+    hide_values: bool = flag("--hide-values", "Show the number of changed rows, no values."),
     **options: Unpack[EditOptions],
 ) -> None:
     app, name = session.table(table_name)
@@ -118,14 +120,13 @@ def edit(
 def rescale(
     session: Session,
     stage: str = STAGE,
-    partitions: int = option("N", "State partitions from now on.", ..., min=1),
+    partitions: int = option("N", "New number of state partitions.", ..., min=1),
     dry_run: bool = DRY_RUN,
 ) -> None:
     """Change the number of state partitions of a stage's table.
 
-    As many tasks then work on the state at once. One commit, however large the table: no state is copied, and
-    compaction brings it to the new partitions as it merges. A runner of the stage stops; started again, it goes on with
-    the new number, whatever partitions= says in the code.
+    That is the number of parallel tasks on its state. One commit, whatever the table's size: no state is copied.
+    Fences a running stage; start it again, with the same program. Earlier moments and clones are unaffected.
     """
     app, name = session.stage(stage)
     session.show(app.rescale(name, partitions, dry_run=dry_run))
@@ -133,11 +134,11 @@ def rescale(
 
 @verb("slackwater retire flights/carriers --dry-run", "slackwater retire flights/carriers", kafka=True, changes=True)
 def retire(session: Session, stage: str = STAGE, **options: Unpack[GuardedOptions]) -> None:
-    """Let an app go on without a stage that is gone from its program.
+    """Drop a stage that was removed from the program.
 
-    From then on snapshots do not wait for it, moments of the app leave it out, and garbage collection keeps nothing
-    for it to read. Its history and its table stay. A runner that has the stage stops; a program that has it brings it
-    back, and it goes on where it stopped.
+    Until then, snapshots wait for it and gc keeps what it has not read. Afterwards snapshots, clones, verify and the
+    lag ignore it. Its history and table stay: APP/STAGE is its last state. A program that declares it again brings it
+    back where it stopped. Retire receivers before senders.
     """
     app, name = session.stage(stage)
     session.show(app.retire(name, **options))
@@ -153,9 +154,9 @@ def retire(session: Session, stage: str = STAGE, **options: Unpack[GuardedOption
 def compact(
     session: Session,
     app_name: str = APP,
-    stage: Many = option("NAME", "Only the table of this stage; may be repeated. Default: all tables."),
-    watch: bool = flag("--watch", "Go on for ever, merging what becomes due, until Ctrl-C or SIGTERM."),
-    every: int = span("How often --watch looks. Default: 5s.", 5000, least_ms=100, bare_seconds=True),
+    stage: Many = option("NAME", "Only the table of this stage. Default: all. May be repeated."),
+    watch: bool = flag("--watch", "Keep merging what becomes due until Ctrl-C or SIGTERM."),
+    every: int = span("How often --watch looks for work. Default: 5s.", 5000, least_ms=100, bare_seconds=True),
     **options: Unpack[CompactOptions],
 ) -> None:
     from ...client.show.maintenance import compacted_line
@@ -203,15 +204,15 @@ def compact(
 def gc(
     session: Session,
     app_name: str = APP,
-    margin: int = span("Keep objects that nothing names for so long. Default, and the shortest: 1h.", HOUR_MS),
-    explain: str | None = option("OBJECT", "Say why this object is kept, or not; delete nothing."),
+    margin: int = span("Keep unreferenced objects for this long. Default and minimum: 1h.", HOUR_MS),
+    explain: str | None = option("OBJECT", "Explain why this object is kept or not; delete nothing."),
     dry_run: bool = DRY_RUN,
     **rules: Unpack[RetentionOptions],
 ) -> None:
     session.show(session.app(app_name).gc(margin_ms=margin, explained=explain or "", dry_run=dry_run, **rules))
 
 
-app = group("Remove an app wholly.", "slackwater app rm flights-staging --dry-run")
+app = group("Remove an app.", "slackwater app rm flights-staging --dry-run")
 
 
 @verb(
@@ -237,14 +238,13 @@ def rm(
 def protect(
     session: Session,
     app_name: str = APP,
-    off: bool = flag("--off", "Protect it no more."),
-    yes_really: str = option("APP", "The app's name once more: else it is asked for.", ""),
+    off: bool = flag("--off", "Turn the protection off."),
+    yes_really: str = option("APP", "Confirm with the app's name. Default: prompt.", ""),
 ) -> None:
-    """Have verbs that could lose something ask for the app's name.
+    """Require the app's name to confirm destructive commands.
 
-    These are rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone refresh. A person types it when
-    asked, a machine says --yes-really APP. What is protected is the name: a promotion takes it to another app, with its
-    protection.
+    These are rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone refresh. A terminal asks for the
+    name, scripts pass --yes-really APP. The name is protected: after a promotion, the new app is.
     """
     app = session.app(app_name)
     session.show(app.unprotect(yes_really=yes_really) if off else app.protect())
@@ -261,15 +261,15 @@ def archive(
     session: Session,
     app_name: str = APP,
     start: str = option(
-        "REF", "Fill it with what was read since this moment, and Kafka still has; or: beginning.", "", name="--from"
+        "REF", "Add the records read since this moment (or `beginning`) that Kafka still has.", "", name="--from"
     ),
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Show an app's input archives, and fill them from Kafka.
+    """Show the input archives of an app, and fill them from Kafka.
 
-    With input = "30d" under [retention] in slackwater.toml, a run keeps what it reads, as Parquet beside the app's
-    versions: replays, bisects and trials read there what Kafka has lost, and a query has it as input('TOPIC'). That
-    begins where the app stands; --from adds what it read before. Killed anywhere, the same command goes on.
+    With input = "30d" under [retention] in slackwater.toml, a run archives what it reads as Parquet. Replays, bisects
+    and trials read there what Kafka has deleted; a query reads it as input('TOPIC'). --from adds what the app read
+    before the archive was turned on. Resumable.
     """
     with session.progress() as progress:
         found = session.app(app_name).archive(start or None, dry_run=dry_run, on_progress=progress)
@@ -287,10 +287,10 @@ def archive(
 )
 def forget(
     session: Session,
-    where: str = argument("APP[/TABLE]", "The app; or one of its tables, and then the key."),
+    where: str = argument("APP[/TABLE]", "The app, or one of its tables followed by KEY."),
     words: list[str] = argument("KEY", "A key of that table, written as for get.", []),
     key: Many = FORGOTTEN_KEY,
-    give_up: bool = flag("--give-up", "Instead, end a forget that broke off and whose keys nobody has any more."),
+    give_up: bool = flag("--give-up", "Abandon an interrupted forget whose keys are lost."),
     **options: Unpack[ForgetOptions],
 ) -> None:
     app, asked = session.app(where), keys_asked(where, words, key or [], options["files"])

@@ -34,42 +34,46 @@ if TYPE_CHECKING:
 def run(
     session: Session,
     file: Path = argument("FILE", "Python file that declares the app."),
-    stage: Many = option("NAME", "Run only this stage; may be repeated. Default: all of them."),
-    app_name: str | None = option("NAME", "Run the program as this app, for example as a clone.", name="--app"),
-    until_caught_up: bool = flag("--until-caught-up", "Stop when all that is there at the start is read."),
-    max_records: int | None = option(
-        "N", "At most this many records of an input a batch. Default: as the program says.", min=1
+    stage: Many = option("NAME", "Run only this stage. Default: all. May be repeated."),
+    app_name: str | None = option(
+        "NAME", "Run as this app, for example a clone. Default: the program's name.", name="--app"
     ),
-    trigger: int | None = span("Shortest time from batch to batch. Default: as the program says."),
+    until_caught_up: bool = flag(
+        "--until-caught-up", "Stop once all records present at the start, and what follows from them, are processed."
+    ),
+    max_records: int | None = option("N", "Maximum records per input and batch. Overrides the program.", min=1),
+    trigger: int | None = span("Minimum time between batch starts. Overrides the program."),
     max_unflushed: int | None = option(
-        "N", "How many versions a stage may run ahead of its last commit. Default: as the program says.", min=0
+        "N", "Versions that a stage may run ahead of its last commit. Overrides the program.", min=0
     ),
     accept_loss: bool = flag(
-        "--accept-loss", "Go on when offsets not read yet are gone from Kafka, or a topic was made again."
+        "--accept-loss", "Continue without unread offsets that Kafka has deleted, or when a topic was recreated."
     ),
     master: str = option("URL", "Spark master.", "local[*]"),
     conf: Many = CONF,
     py_files: Many = PY_FILES,
     patience: int = span(
-        "How long to wait for a broker or store that is away. Default: 2m.", 120000, bare_seconds=True
+        "How long to wait for an unreachable broker or store. Default: 2m.", 120000, bare_seconds=True
     ),
-    metrics: int | None = option("PORT", "Serve metrics for Prometheus there; 0 for a free port.", min=0, max=65535),
+    metrics: int | None = option(
+        "PORT", "Serve Prometheus metrics on this port; 0 picks a free one.", min=0, max=65535
+    ),
     hung_after: int = span(
-        "With --metrics: /livez fails when for so long nothing went on that could. Default: 10m.",
+        "With --metrics: fail /livez after this long without progress while there is work. Default: 10m.",
         600_000,
         least_ms=10_000,
     ),
     compaction: Literal["inline", "external"] = option(
-        None, "Merge SSTs beside the batches, or leave that to `slackwater compact --watch`.", "inline"
+        None, "Merge SSTs in this process, or leave it to `slackwater compact --watch`.", "inline"
     ),
-    compaction_threads: int = option("N", "Merges of each stage that go on at once beside the batches.", 1, min=1),
-    gc: str = option("SPAN", "Collect garbage so often, if [retention] has rules: 1h, '1 day'; or off.", "1h"),
+    compaction_threads: int = option("N", "Parallel merges per stage.", 1, min=1),
+    gc: str = option("SPAN", "How often to run gc when [retention] has rules; 'off' disables it.", "1h"),
 ) -> None:
     """Run an app, or some of its stages, from where it stopped.
 
-    Prints a line for each commit, and on standard error what it is doing meanwhile. Ctrl-C or SIGTERM stops it: the
-    batch under way ends first, or is dropped whole after some seconds; a second Ctrl-C does not wait for it. A second
-    runner of the same stage takes it over; the first says so and stops.
+    Prints a line per commit on stdout and progress on stderr. Ctrl-C or SIGTERM stops the app and exits with 0: the
+    current batch is finished, or discarded after some seconds; a second Ctrl-C discards it at once. A second runner of
+    a stage takes it over: the first is fenced and exits.
     """
     by_settings = session.settings.run_options()  # first says what is missing
     from ...pipeline.run.options import gc_every_ms
@@ -129,22 +133,24 @@ def _with_spark(
 )
 def attach(
     session: Session,
-    checkpoint: str = argument("CHECKPOINT", "The checkpoint of a query of Spark: a folder, or what Spark reads."),
-    app_name: str = option("APP", "Name of the app that its state becomes.", ..., name="--app"),
-    stage: str = option("STAGE", "Name of the stage, and of its table. Default: that of the checkpoint's folder.", ""),
-    once: bool = flag("--once", "Read what there is now, and end."),
-    every: int = span("How often to look for a new batch. Default 1s.", 1_000, name="--every", least_ms=100),
-    partitions: int = option("N", "State partitions of tables that are new.", 4, min=1),
-    master: str | None = option("URL", "Master of the Spark that reads. Default: all cores of this machine."),
+    checkpoint: str = argument(
+        "CHECKPOINT", "Checkpoint of a Spark query: a folder, s3://bucket/prefix, or any path that Spark reads."
+    ),
+    app_name: str = option("APP", "Name of the app.", ..., name="--app"),
+    stage: str = option("STAGE", "Name of the stage and its table. Default: the checkpoint folder's name.", ""),
+    once: bool = flag("--once", "Read the existing batches and exit."),
+    every: int = span("How often to look for a new batch. Default: 1s.", 1_000, name="--every", least_ms=100),
+    partitions: int = option("N", "State partitions of new tables.", 4, min=1),
+    master: str | None = option("URL", "Spark master for reading the checkpoint. Default: all cores of this machine."),
     conf: list[str] = CONF,
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Follow a Spark query by its checkpoint: a version for each batch.
+    """Follow a Spark query by its checkpoint: one version per batch.
 
-    The query goes on unchanged, and nothing is written into its checkpoint. From then on its state is an app like any
-    other: query it at any moment, diff, bisect, watch, export. It begins with all history that the checkpoint has.
-    Batches that were cleaned up before they were read are one version, which says so. Started again it goes on; started
-    twice, the first one stops. Ctrl-C ends it.
+    The query keeps running unchanged, and nothing is written to its checkpoint. Its state becomes an app that you can
+    query at any moment, diff, bisect, watch and export. The history begins with the oldest batch that the checkpoint
+    can still restore; batches that were cleaned up before they were read become one version. Resumable. Runs until
+    Ctrl-C or SIGTERM; a second attach replaces the first.
     """
     from ...client import attaching
     from ...pipeline.run.stopping import stop_signals
@@ -190,34 +196,32 @@ _DRAW_S = 0.1
 )
 def adopt(
     session: Session,
-    checkpoint: str = argument("CHECKPOINT", "The checkpoint of a query of Spark: a folder, or s3://bucket/prefix."),
+    checkpoint: str = argument("CHECKPOINT", "Checkpoint of a Spark query: a folder or s3://bucket/prefix."),
     program: str = argument("PROGRAM", "Python file that declares the app."),
-    stage: str = option("STAGE", "The stage that the query becomes.", ..., name="--stage"),
-    app_name: str = option("NAME", "Adopt it into this app. Default: the program's name.", "", name="--app"),
+    stage: str = option("STAGE", "The stage that continues the query.", ..., name="--stage"),
+    app_name: str = option("NAME", "Name of the app. Default: the program's.", "", name="--app"),
     from_batch: int | None = option(
-        "N", "Go on from the end of this batch, for example where a later one is damaged. Default: the newest.", min=0
+        "N", "Continue from the end of this batch, for example when a later one is damaged. Default: the newest.", min=0
     ),
     offsets: Many = option(
         "TOPIC=WHERE",
-        "Where the stage goes on, for a topic that the query's offsets say nothing of; as for init. May be repeated.",
+        "Start of a topic that the query's offsets do not cover, written as for init. May be repeated.",
     ),
-    attached: str = option("APP", "Take over the history of an app that followed the query, too.", ""),
-    emit_program: bool = flag("--emit-program", "Write PROGRAM, which declares the stage, and end."),
-    shadow: bool = flag("--shadow", "Compare the stage with the query, batch by batch, and adopt nothing."),
-    batches: int | None = option("N", "With --shadow: end after so many batches. Default: by Ctrl-C.", min=1),
-    master: str | None = option("URL", "Master of the Spark that reads. Default: all cores of this machine."),
+    attached: str = option("APP", "Also take over the history of this app, which was attached to the query.", ""),
+    emit_program: bool = flag("--emit-program", "Write a draft of PROGRAM that declares the stage, and exit."),
+    shadow: bool = flag("--shadow", "Compare the stage with the running query, batch by batch. Adopts nothing."),
+    batches: int | None = option("N", "With --shadow: exit after N batches. Default: on Ctrl-C.", min=1),
+    master: str | None = option("URL", "Spark master for reading the checkpoint. Default: all cores of this machine."),
     conf: list[str] = CONF,
     dry_run: bool = DRY_RUN,
 ) -> None:
     """Make a stage of a stopped Spark query, with its state and offsets.
 
-    Stop the query first. Its batches become the stage's first versions, with the columns that the program declares: all
-    of them, or none. The state is compared with what Spark reads at the last batch. Then slackwater run goes on at the
-    next offset. Whatever has no place in the declared table is named, column by column, and nothing is written. Broken
-    off, the same call goes on. The checkpoint stays as it is.
+    Each batch that the checkpoint still has becomes a version of the stage; the last is compared with what Spark
+    reads. `slackwater run PROGRAM` then continues at the next offset. Atomic, and resumable after an interruption.
+    Columns that do not fit the declared table are listed and nothing is written. The checkpoint is not changed.
 
-    With --shadow, the query may run: each of its batches is run by the program, too, and the rows are compared. Where
-    some differ, the exit code is 1.
+    --shadow compares the program with the running query instead, and exits with 1 if rows differ.
     """
     from ...client import attaching
     from ...client.show import programs as shown
@@ -272,12 +276,12 @@ def adopt(
 def init(
     session: Session,
     stage: str = STAGE,
-    file: str = argument("FILE", "Rows that DuckDB reads: Parquet, CSV or JSON; a pattern or URL, too.", ""),
+    file: str = argument("FILE", "Rows: a Parquet, CSV or JSON file, a glob or a URL, read by DuckDB.", ""),
     code: Path | None = program("The program that declares the app."),
     offsets: list[str] = option(
         "TOPIC=WHERE",
-        "Where the app begins to read a topic: earliest, latest, or JSON by partition, as Spark's startingOffsets; may "
-        "be repeated. Default: as the program says.",
+        "Where to start reading a topic: earliest, latest, or JSON as in Spark's startingOffsets. "
+        "Default: the program's. May be repeated.",
         [],
     ),
     **options: Unpack[InitOptions],
@@ -315,18 +319,20 @@ def init(
 )
 def migrate(
     session: Session,
-    file: Path = argument("FILE", "Python file that declares the app, as it is to be from now on."),
-    app_name: str | None = option("NAME", "Migrate this app, for example a clone.", name="--app"),
-    master: str = option("URL", "Spark master, which says what columns the program declares.", "local[1]"),
+    file: Path = argument("FILE", "The changed program."),
+    app_name: str | None = option(
+        "NAME", "Migrate this app, for example a clone. Default: the program's name.", name="--app"
+    ),
+    master: str = option("URL", "Spark master, used only to read the program's columns.", "local[1]"),
     conf: Many = CONF,
     py_files: Many = PY_FILES,
     **options: Unpack[MigrateOptions],
 ) -> None:
-    """Have an app go on with a changed program and its stored state.
+    """Continue an app with a changed program on its stored state.
 
-    Says what changes, table by table, pins a snapshot of the moment before, and commits one version a stage: all of
-    them or none. No data is rewritten; what has another meaning now is refused. A runner of the old program stops.
-    New columns count from here on. To have them over the past, too: slackwater clone --empty, run, promote.
+    Shows the changes table by table, takes a snapshot, and commits one version per stage, atomically. Metadata-only:
+    incompatible changes are refused. Fences a runner of the old program. New columns are computed from new records on;
+    to compute them over the past, use `slackwater clone --empty`, run and promote.
     """
     settings = session.settings
     by_settings = settings.run_options(None if settings.brokers else {})

@@ -26,20 +26,19 @@ _LEFT_DEBUGGER = 130
 )
 def replay(
     session: Session,
-    ref: str = argument("APP/STAGE@VERSION", "The batch: a version of a stage; or the .zip that --bundle wrote."),
+    ref: str = argument("APP/STAGE@VERSION", "The batch, a version of a stage; or a .zip written by --bundle."),
     key: list[str] = argument("KEY", "Only this key of the stage's table, written as for get.", []),
     code: Path | None = program("The program to run.", "; for a bundle, the one in it"),
-    stop: bool = flag("--break", "Stop in the stage's function, and in that of its state: breakpoint()."),
+    stop: bool = flag("--break", "Call breakpoint() in the stage's function and in its state's function."),
     bundle: Path | None = option("FILE", "Write the batch to a .zip that can be replayed anywhere."),
     pytest: Path | None = option(
-        "FILE", "Write a test that expects what was committed; its bundle lies beside it, as FILE.zip."
+        "FILE", "Write a pytest test that expects the committed rows, with its bundle beside it as a .zip of that name."
     ),
 ) -> None:
-    """Run one batch of history again, and compare what comes out.
+    """Replay one past batch and compare the result with the original.
 
-    The stage's own function gets the records that the version read, and its state the rows that it was merged into, on
-    a Spark of this machine; nothing of the app is touched. Shown are the keys, and the rows sent, that come out
-    different. Exits with 1 when any does.
+    Runs the stage's own function over the records and the state that the version read, on a local Spark. The app is
+    not touched. Shows the keys and the sent rows that differ, and exits with 1 if any does.
     """
     from ...client.replays import STARTING, batch_in, batch_of
     from ...client.show.programs import replayed
@@ -95,7 +94,7 @@ def replay(
 def check(
     session: Session,
     file: Path = argument("PROGRAM", "Python file that declares the app."),
-    app_name: str | None = option("NAME", "The app whose past it is. Default: as the program says.", name="--app"),
+    app_name: str | None = option("NAME", "The app whose history is replayed. Default: the program's.", name="--app"),
     **options: Unpack[CheckOptions],
 ) -> None:
     from ...client.replays import check as check_program

@@ -31,17 +31,17 @@ from ..session import Session, check_table, verb
 def query(
     session: Session,
     ref: str = REF,
-    sql: str | None = argument("SQL", "DuckDB SQL over the app's tables; '-' reads it from standard input.", None),
+    sql: str | None = argument("SQL", "DuckDB SQL over the app's tables; '-' reads it from stdin.", None),
     out: Path | None = option("FILE", "Write all rows to a .parquet, .csv or .json file."),
-    limit: int = option("N", "Print this many rows; 0 for all.", 50, min=0),
-    ui: bool = flag("--ui", "Open DuckDB's own page in the browser, over an export of that moment."),
-    server: str = option("URL", "Ask a server (slackwater serve) instead of reading the store.", ""),
+    limit: int = option("N", "Maximum rows printed; 0 prints all.", 50, min=0),
+    ui: bool = flag("--ui", "Open DuckDB's UI in the browser on an export of that moment."),
+    server: str = option("URL", "Query a `slackwater serve` instance instead of the store.", ""),
 ) -> None:
-    """Query the state with DuckDB, now or at any earlier moment.
+    """Query the tables with DuckDB SQL, now or at any earlier moment.
 
-    Every table is named after its stage; TABLE AT 'MOMENT' is one at another moment, and versions('TABLE', 'FROM',
-    'TO', 'STEP') one at many of its versions. Records on the way between stages are inflight('NAME'), by the name of
-    the repartition topic. Without SQL the tables and their columns are listed.
+    A table has the name of its stage. TABLE AT 'MOMENT' is that table at another moment, versions('TABLE', 'FROM',
+    'TO', 'STEP') its rows at each version in a time range, inflight('NAME') the in-flight records of a repartition
+    topic. Without SQL, lists the tables and columns.
     """
     if ui:
         if sql is not None or out is not None:
@@ -125,11 +125,11 @@ def get(
     session: Session,
     ref: str = TABLE_AT,
     key: list[str] = KEY,
-    verbose: bool = flag("--verbose", "Also say what was read for it.", "-v"),
+    verbose: bool = flag("--verbose", "Also show bytes read and requests.", "-v"),
 ) -> None:
     """Print the row of one key.
 
-    Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
+    Reads only the parts of the state that can hold the key. Exits with 1 if there is no row.
     """
     no_user_code()
     from ...client.show.rows import row
@@ -154,25 +154,24 @@ def export(
     ref: str = REF,
     to: str | None = argument(
         "DIR|FILE",
-        "The folder to write; or the file: .duckdb, .ddb or .db for all tables, .csv, .parquet or .json for one.",
+        "Folder to write, or file: .duckdb, .ddb or .db for all tables, .csv, .parquet or .json for one.",
         None,
     ),
-    table: Many = option("NAME", "In a file, or with --iceberg, only this table; may be repeated. Default: all."),
-    force: bool = flag("--force", "Overwrite a file that is there."),
-    iceberg: str = option("ROOT", "Make Iceberg tables of them, under s3://bucket/prefix or a folder.", ""),
-    every: int | None = span("With --iceberg: keep them up to date, so often.", least_ms=1_000),
-    keep: int = span("With --iceberg: how long a replaced snapshot stays readable. Default: 1h.", 3_600_000),
+    table: Many = option("NAME", "Only this table, in a file or with --iceberg. Default: all. May be repeated."),
+    force: bool = flag("--force", "Overwrite an existing file."),
+    iceberg: str = option(
+        "ROOT", "Write Apache Iceberg metadata over the SSTs instead, under s3://bucket/prefix or a folder.", ""
+    ),
+    every: int | None = span("With --iceberg: keep the tables up to date, this often.", least_ms=1_000),
+    keep: int = span("With --iceberg: how long a replaced Iceberg snapshot stays readable. Default: 1h.", 3_600_000),
 ) -> None:
     """Write a moment to a folder of Parquet, or its tables to a file.
 
-    The folder has all of an app: its tables, the records on the way between stages, offsets, and a document that says
-    what each file is. DuckDB, pandas and Spark open it without slackwater.
-    A DuckDB file has tables, not views, which any DuckDB client opens; _slackwater beside them names the moment. A
-    .csv, .parquet or .json file has one table: that of APP/TABLE, of --table, or the only one. All of these appear
-    whole or not at all. A folder's name has no ending, or a slash behind it.
+    A folder holds the whole app: tables, in-flight records, offsets, and a document that describes each file. DuckDB,
+    pandas and Spark read it without slackwater. A DuckDB file holds all tables, a .csv, .parquet or .json file the one
+    of APP/TABLE or --table. Output appears whole or not at all. A folder's name has no extension, or ends in a slash.
 
-    With --iceberg no row is copied: each table gets metadata of Iceberg's that points at the SSTs, in a folder of its
-    name, and a snapshot of the app keeps these. Any reader of Iceberg tables opens it.
+    --iceberg copies no rows: Iceberg metadata points at the SSTs, and a snapshot of the app keeps them.
     """
     if iceberg:
         from .transfer import export_iceberg
@@ -205,8 +204,8 @@ def export(
 def rejected(
     session: Session,
     app_name: str = APP,
-    limit: int = option("N", "Show this many; 0 for all.", 20, min=0),
-    retry: bool = flag("--retry", "Have those that wait put through the current program."),
+    limit: int = option("N", "Maximum number shown; 0 shows all.", 20, min=0),
+    retry: bool = flag("--retry", "Put the waiting records through the current program."),
     dry_run: bool = DRY_RUN,
     **options: Unpack[RejectedOptions],
 ) -> None:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from ...serve.server import Listening
 
 _NEEDED = ("httptools", "pebble", "starlette", "uvicorn", "uvloop")
-_CODE = option("APP=FILE", "The program that ran, for replays down to the record; may be repeated.", name="--code")
-_VALUES = flag("--values", "Show agents values as they are; one with a token needs its verb `values` for that.")
-_AUDIT = option("FILE", "Append a line of JSON for each request; '-' is standard error.")
-_SQL_TIME = span("What a query may take. Default: 10s.", 10_000, least_ms=100)
-_SQL_MEMORY = option("MIB", "Memory that a query may take, in MiB.", 512, min=64)
+_CODE = option("APP=FILE", "The program that ran, to replay down to the input record. May be repeated.", name="--code")
+_VALUES = flag("--values", "Show values to agents. With a token, it also needs the verb `values`.")
+_AUDIT = option("FILE", "Append one JSON line per request; '-' is stderr.")
+_SQL_TIME = span("Time limit of a query. Default: 10s.", 10_000, least_ms=100)
+_SQL_MEMORY = option("MIB", "Memory limit of a query, in MiB.", 512, min=64)
 _PEM: Any = {"exists": True, "dir_okay": False}
 
 
@@ -33,30 +33,28 @@ _PEM: Any = {"exists": True, "dir_okay": False}
 )
 def serve(
     session: Session,
-    host: str = option("ADDRESS", "Listen here; others than this machine need a token.", "127.0.0.1"),
-    port: int = option("PORT", "And on this port.", 8350, min=1, max=65_535),
-    certificate: Path | None = option("FILE", "TLS: the certificate, PEM.", **_PEM),
-    key: Path | None = option("FILE", "TLS: its key, where it is not in the same file.", **_PEM),
-    client_ca: Path | None = option("FILE", "Whose certificates are taken in the place of tokens, PEM.", **_PEM),
-    tokens: bool = flag("--tokens", "Want a token from this machine, too."),
-    advertise: str = option("URL", "Where other instances of this store reach this one.", ""),
-    mcp: bool = flag("--mcp", "Serve agents, too, over the Model Context Protocol, at /mcp."),
+    host: str = option("ADDRESS", "Address to listen on. Other addresses require tokens.", "127.0.0.1"),
+    port: int = option("PORT", "Port to listen on.", 8350, min=1, max=65_535),
+    certificate: Path | None = option("FILE", "TLS certificate, PEM.", **_PEM),
+    key: Path | None = option("FILE", "TLS key, PEM. Default: in the certificate's file.", **_PEM),
+    client_ca: Path | None = option("FILE", "CA whose client certificates count as tokens, PEM.", **_PEM),
+    tokens: bool = flag("--tokens", "Require a token from this machine, too."),
+    advertise: str = option("URL", "URL at which other instances reach this one, to share the work.", ""),
+    mcp: bool = flag("--mcp", "Also serve agents over the Model Context Protocol, at /mcp."),
     values: bool = _VALUES,
     code: Many = _CODE,
     audit: Path | None = _AUDIT,
-    every: int = span("Look so often for newer versions. Default: 250ms.", 250, least_ms=10),
+    every: int = span("How often to look for newer versions. Default: 250ms.", 250, least_ms=10),
     sql_time: int = _SQL_TIME,
     sql_memory: int = _SQL_MEMORY,
-    sql_rows: int = option("N", "Rows that a query may return.", 10_000, min=1),
-    sql_processes: int = option("N", "Queries of one token that are carried out at a time.", 2, min=1),
+    sql_rows: int = option("N", "Row limit of a query.", 10_000, min=1),
+    sql_processes: int = option("N", "Parallel queries per token.", 2, min=1),
 ) -> None:
-    """Serve the apps of the store over HTTP, to whoever has a token.
+    """Serve the apps of the store over HTTP.
 
-    On this machine, to anybody. Rows by key, SQL, the log, differences, histories, snapshots, and commits as
-    they come, of any app at any moment; each answer says how fresh it is. /openapi.json describes it. An instance
-    keeps nothing that the store has not: any number of them serve the same store, and find each other there
-    (--advertise). It only reads, unless a token says otherwise. With --code, searches go on to the input record, by
-    a replay on a Spark of this machine.
+    Clients on this machine need no token; others do. Read-only unless a token grants more. Serves rows by key, SQL,
+    the log, diffs, histories, snapshots and commits, at any moment; each answer says how fresh it is. /openapi.json
+    describes the API. Instances are stateless: run any number over one store.
     """
     if values and not mcp:
         raise Usage("--values says what agents are shown, and none are served", hint="give --mcp with it")
@@ -104,10 +102,10 @@ def mcp(
     sql_time: int = _SQL_TIME,
     sql_memory: int = _SQL_MEMORY,
 ) -> None:
-    """Serve the apps of the store to one agent, over standard input.
+    """Serve the apps of the store to one agent over stdin and stdout.
 
-    The agent starts it. The Model Context Protocol, with the tools of `serve --mcp`. All of them only read; values
-    are hidden without --values.
+    The agent starts it and speaks the Model Context Protocol. The tools are read-only, and values are hidden unless
+    --values is given.
     """
     _check_installed(mcp=True)
     import asyncio
@@ -139,7 +137,7 @@ def _programs(code: Many) -> dict[str, Path]:
 
 
 token = group(
-    "Say who may read what over HTTP.",
+    "Manage API tokens.",
     "slackwater token add reports --app flights --table carriers --verb read --verb sql",
     "slackwater token list",
 )
@@ -154,8 +152,8 @@ token = group(
 )
 def add(
     session: Session,
-    name: str = argument("NAME", "What it is called."),
-    app: list[str] = option("APP", "May read this app, '*' any; may be repeated.", ...),
+    name: str = argument("NAME", "Name of the token."),
+    app: list[str] = option("APP", "App that the token may read; '*' is any app. May be repeated.", ...),
     **options: Unpack[TokenOptions],
 ) -> None:
     session.show(session.client.add_token(name, app, **options))
@@ -163,13 +161,13 @@ def add(
 
 @verb("slackwater token list", of=token, name="list")
 def list_(session: Session) -> None:
-    """Show the tokens of the store: what each may read, and who made it."""
+    """List the tokens of the store, their rights and who made them."""
     from ...client.show.maintenance import tokens
 
     session.show(tokens(session.client.tokens()))
 
 
 @verb("slackwater token rm reports", of=token, changes=True)
-def rm(session: Session, name: str = argument("NAME", "The token."), dry_run: bool = DRY_RUN) -> None:
-    """Remove a token. Instances hear of it within five seconds."""
+def rm(session: Session, name: str = argument("NAME", "Name of the token."), dry_run: bool = DRY_RUN) -> None:
+    """Remove a token. Instances notice within five seconds."""
     session.show(session.client.remove_token(name, dry_run=dry_run))

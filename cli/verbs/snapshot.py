@@ -21,7 +21,7 @@ snapshot = group(
     "slackwater snapshot list flights",
 )
 
-_APP = argument("APP", "Name of the app; or APP@NAME.")
+_APP = argument("APP", "Name of the app, or APP@NAME.")
 _NAME = argument("NAME", "Name of the snapshot.", None)
 
 
@@ -45,15 +45,17 @@ def _which(session: Session, app: str, name: str | None) -> "tuple[StoredApp, st
 def take(
     session: Session,
     app_name: str = APP,
-    name: str | None = argument("NAME", "Default: the time, as 20261121-071205.", None),
-    instant: bool = flag("--instant", "Pin the newest consistent moment without asking the app."),
+    name: str | None = argument("NAME", "Name of the snapshot. Default: the UTC time, as 20261121-071205.", None),
+    instant: bool = flag(
+        "--instant", "Pin the newest consistent moment without asking the app. Works for a stopped app."
+    ),
     timeout: int = span("Withdraw the request after this long. Default: 60s.", 60000, bare_seconds=True),
     wait: bool = option(None, "Wait until it is complete.", True, name="--wait/--no-wait"),
 ) -> None:
-    """Take a snapshot of a running app, without stopping or slowing it.
+    """Take a snapshot of a running app without pausing it.
 
-    Every stage answers between two of its batches; markers in the topics between them make the answers one
-    consistent moment. No state is copied; records on the way between stages are kept with it.
+    Markers in the topics between stages (Chandy-Lamport) make it one consistent moment. No state is copied; in-flight
+    records are kept with it. gc never deletes what it reaches.
     """
     name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
     with session.progress() as progress:
@@ -64,16 +66,13 @@ def take(
 
 @verb("slackwater snapshot list flights", of=snapshot, name="list")
 def list_(session: Session, app_name: str = APP) -> None:
-    """List the snapshots of an app, and those it was asked for."""
+    """List the snapshots of an app, and open requests for one."""
     session.show(session.app(app_name).all_snapshots())
 
 
 @verb("slackwater snapshot show flights before-deploy", of=snapshot)
 def show(session: Session, app_name: str = _APP, name: str | None = _NAME) -> None:
-    """Show the versions of a snapshot, and where its inputs stood.
-
-    Also what was on the way between stages at that moment: records that one had sent and the next not read.
-    """
+    """Show a snapshot's versions, input offsets and in-flight records."""
     app, name = _which(session, app_name, name)
     session.show(app.describe(name))
 
@@ -84,11 +83,11 @@ def rm(
     app_name: str = _APP,
     name: str | None = _NAME,
     dry_run: bool = DRY_RUN,
-    force: bool = flag("--force", "Also when a clone lives from it."),
+    force: bool = flag("--force", "Remove it even if a clone uses it."),
 ) -> None:
     """Remove a snapshot, or withdraw the request for one.
 
-    The versions stay in the history; only the promise to keep them is gone.
+    The versions stay in the history until retention removes them.
     """
     app, name = _which(session, app_name, name)
     session.show(app.remove_snapshot(name, force=force, dry_run=dry_run))

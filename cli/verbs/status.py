@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 def status(
     session: Session,
     app_name: str | None = argument("APP", "Only this app. Default: all in the store.", None),
-    watch: bool = flag("--watch", "Show it again and again until Ctrl-C."),
-    every: int = span("How often --watch looks. Default: 2s.", 2000, least_ms=100, bare_seconds=True),
-    cost: bool = flag("--cost", "Show instead what the store is asked and keeps, and what a month costs."),
-    since: int | None = span("With --cost: by the versions of this time. Default: 1h."),
+    watch: bool = flag("--watch", "Refresh until Ctrl-C."),
+    every: int = span("How often --watch refreshes. Default: 2s.", 2000, least_ms=100, bare_seconds=True),
+    cost: bool = flag("--cost", "Show requests, stored bytes and the estimated monthly S3 cost instead."),
+    since: int | None = span("With --cost: measure over this time. Default: 1h."),
 ) -> None:
-    """Show how far every stage is, and what it has not read yet.
+    """Show the state and the lag of every stage.
 
-    Of one app also how its tables do. The lag of users' topics needs Kafka; without it everything else is shown.
+    For one app, also its tables and partitions. Without Kafka, the lag of your topics is `?`.
     """
     from ...client import status as of
 
@@ -77,17 +77,16 @@ def status(
 def log(
     session: Session,
     app_name: str = APP,
-    limit: int = option("N", "Show this many; 0 for all.", 20, min=0),
+    limit: int = option("N", "Maximum number shown; 0 shows all.", 20, min=0),
     stage: str = option("NAME", "Only this stage.", ""),
-    operations: bool = flag("--operations", "Show what was done to the app, by whom, not its commits."),
+    operations: bool = flag("--operations", "Show operations by people (who, when, why) instead of commits."),
     **filters: Unpack[OperationsOptions],
 ) -> None:
     """Show the commits of an app, newest first.
 
-    Each with its rows, the offsets it read (from the first up to, not including, the second), and the
-    snapshots it is part of; versions that were thinned out cannot be restored. Where Kafka is known, also whether it
-    still holds what each version read, so that it can be replayed. --operations shows instead who took, removed or
-    cloned what; --by, --verb, --since and --until go with it.
+    Each with its rows, the offsets it read (from the first up to, not including, the second), its snapshots, and
+    whether it can be restored. If Kafka is known, also whether Kafka or the input archive still holds its input, so
+    that it can be replayed.
     """
     from ...client.show import history
 
@@ -111,15 +110,15 @@ def history(
     session: Session,
     table_name: str = TABLE,
     key: list[str] = KEY,
-    limit: int = option("N", "Show this many changes; 0 for all.", 20, min=0),
-    why: bool = flag("--why", "Replay each change, and name the input record behind it."),
+    limit: int = option("N", "Maximum changes shown; 0 shows all.", 20, min=0),
+    why: bool = flag("--why", "Replay each change and name its input record."),
     code: Path | None = program("The program that ran, for --why."),
-    verbose: bool = flag("--verbose", "Also say what was read for it.", "-v"),
+    verbose: bool = flag("--verbose", "Also show bytes read and requests.", "-v"),
 ) -> None:
-    """Show each change of the row of one key, newest first.
+    """Show each change of one key's row, newest first.
 
-    With the version that made it, the offsets that this version read, and the values before and after. Rows that
-    expired are among them. Versions that did not write the key are not read.
+    With the version that made it, the offsets that version read, and the values before and after. Rows that expired
+    are included.
     """
     from ...client.replays import records_behind
     from ...client.show.history import key_history as shown
@@ -142,11 +141,11 @@ def history(
 )
 def diff(
     session: Session,
-    before: str = argument("A", "A moment, as everywhere: app, app@name, app@-5m, app/stage@v42."),
-    after: str = argument("B", "Another moment, of the same app or of another one."),
-    stat: bool = flag("--stat", "Only how many rows differ."),
-    keys: bool = flag("--keys", "Only the keys of the rows that differ, not their values."),
-    out: Path | None = option("FILE", "Write all rows that differ to a .parquet, .csv or .json file."),
+    before: str = argument("A", "The first moment, a ref."),
+    after: str = argument("B", "The second moment, of the same or another app."),
+    stat: bool = flag("--stat", "Only count the differing rows."),
+    keys: bool = flag("--keys", "Only show the keys of differing rows."),
+    out: Path | None = option("FILE", "Write all differing rows to a .parquet, .csv or .json file."),
     to: str | None = option("ROOT", "Store root of B. Default: A's."),
     **options: Unpack[DiffOptions],
 ) -> None:
@@ -185,18 +184,17 @@ def verify(
     session: Session,
     ref: str = REF,
     words: list[str] = argument("KEY", "With --forgotten: a key of APP/TABLE, written as for get.", []),
-    forgotten: bool = flag("--forgotten", "Instead, look whether anything of the app holds keys that were forgotten."),
+    forgotten: bool = flag("--forgotten", "Instead, check that no object of the app holds these forgotten keys."),
     key: Many = FORGOTTEN_KEY,
     **options: Unpack[LookOptions],
 ) -> None:
-    """Prove that a moment is consistent, complete and undamaged.
+    """Verify that a moment is consistent, complete and undamaged.
 
-    Every record that a stage sent is accounted for, as consumed or in flight; versions follow each other; every object
-    is there. Changes nothing. Exits with 1 at any difference.
+    Checks that every record sent between stages is consumed or in flight, that versions follow each other, and that
+    every object is present. Read-only. Exits with 1 at any difference.
 
-    With --forgotten and keys: that no object of the app and its clones holds one of them, of no version; what cannot
-    be told, such as of bytes without a schema, which exits with 1 as well; and what is out of reach. The keys are asked
-    for again, because nothing that is stored says which they were.
+    --forgotten checks instead that no object of the app and its clones, at any version, holds the given keys. Also
+    exits with 1 for records that cannot be decoded.
     """
     from ...client.show.status import verification
 

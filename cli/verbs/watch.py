@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 def watch(
     session: Session,
     app_name: str = APP,
-    once: bool = flag("--once", "Evaluate all of them once; exit with 1 unless all hold."),
+    once: bool = flag("--once", "Evaluate all once and exit: 1 unless all hold."),
     bisect: bool = option(
-        None, "Search for the commit that broke one, from last-good on.", True, name="--bisect/--no-bisect"
+        None, "Bisect from last-good when an invariant fails, and write a report.", True, name="--bisect/--no-bisect"
     ),
-    reports: Path = option("FOLDER", "Where a report of each failure is written.", Path("slackwater-reports")),
+    reports: Path = option("FOLDER", "Folder for the reports.", Path("slackwater-reports")),
 ) -> None:
-    """Evaluate the invariants of slackwater.toml, again and again.
+    """Evaluate the invariants of slackwater.toml continuously.
 
-    Each time at the app's newest moment. The newest moment at which all of them hold is APP@last-good, a ref
-    like any other, which gc keeps. When one begins to fail, its rows are printed, the commit that broke it is
-    searched for and reported in a file, and its on_failure is called. Ctrl-C or SIGTERM ends it.
+    The newest moment at which all invariants hold is tagged `APP@last-good`, which gc keeps. When an invariant begins
+    to fail, prints its rows, bisects for the commit that broke it, writes a report, and calls its on_failure. Runs
+    until Ctrl-C or SIGTERM.
     """
     from ...client.searches import WatchedApp
     from ...pipeline.run.stopping import stop_signals

@@ -8,10 +8,10 @@ from ...common.parameters import Param
 from .questions import VerifyOptions, When
 
 Names = Mapping[str, str] | None
-DryRun = Annotated[bool, Param("Check everything, say what would be done; change nothing.")]
-YesReally = Annotated[str, Param("The app's name once more, where it is protected: else it is asked for.", "APP")]
-Fence = Annotated[bool, Param("Also while a runner has the app: that stops.")]
-ShowValues = Annotated[bool, Param("Show the values of the rows that differ.")]
+DryRun = Annotated[bool, Param("Check everything and show what would change; change nothing.")]
+YesReally = Annotated[str, Param("Confirm with the app's name if it is protected. Default: prompt.", "APP")]
+Fence = Annotated[bool, Param("Fence a running app; its runner stops.")]
+ShowValues = Annotated[bool, Param("Show the values of differing rows.")]
 _AT_LEAST_ONE = {"ge": 1}
 
 
@@ -23,47 +23,48 @@ class GuardedOptions(TypedDict, total=False):
 
 
 class RewindOptions(GuardedOptions, total=False):
-    """Take an app back to an earlier moment of its own.
+    """Roll an app back to an earlier moment.
 
-    Tables, offsets, and what was on the way between stages become what they were, of all stages or of none, as new
-    versions: the history stays, and what is undone keeps a name, to which one more rewind leads. The next run
-    reads on from there. Rows that sinks were given since cannot be unsent, and come once more; --dry-run says which.
+    Rolls tables, offsets and in-flight records of all stages back atomically, as new versions. History is kept, and
+    the undone state gets a snapshot, so you can rewind the rewind. The next run reads on from there. Rows that sinks
+    published since are not withdrawn and are published again; --dry-run shows them.
     """
 
-    before_deploy: Annotated[bool, Param("To the moment before the program that the app has now.")]
-    keep_offsets: Annotated[bool, Param("Only the tables: the app goes on reading where it is.")]
+    before_deploy: Annotated[bool, Param("Roll back to the moment before the current program was deployed.")]
+    keep_offsets: Annotated[bool, Param("Roll back only the tables; keep the offsets.")]
     fence: Fence
 
 
 class ResetOptions(GuardedOptions, total=False):
-    """Have an app read topics of yours on from other offsets.
+    """Move an app's offsets, like kafka-consumer-groups --reset-offsets.
 
-    In the words of kafka-consumer-groups --reset-offsets; a new version of each stage says it, and the next run reads
-    on from there. Tables stay: what is read twice counts twice, and what is skipped never does. --dry-run says how
-    much that is. To take the tables back as well, rewind the app.
+    Commits a new version per stage; the next run reads on from there. Tables are not rolled back: re-read records are
+    counted again, skipped ones are lost; --dry-run shows how many. To roll the tables back as well, use rewind.
     """
 
-    all_topics: Annotated[bool, Param("All topics of yours that the app reads.")]
-    to_earliest: Annotated[bool, Param("Read on from the first offset that there is.")]
-    to_latest: Annotated[bool, Param("Read on from the end.")]
-    to_datetime: Annotated[When, Param("From the first record of this time (2026-11-21T07:12Z) or later.", "TIME")]
-    by_duration: Annotated[str, Param("The same, so long ago (PT30M, or 30m).", "SPAN")]
-    shift_by: Annotated[int | None, Param("By so many offsets, back where it is below 0.", "N")]
-    to_offset: Annotated[int | None, Param("From this offset of each partition.", "N")]
+    all_topics: Annotated[bool, Param("All topics that the app reads, except its own repartition topics.")]
+    to_earliest: Annotated[bool, Param("Continue at the first available offset.")]
+    to_latest: Annotated[bool, Param("Continue at the end of the topic.")]
+    to_datetime: Annotated[
+        When, Param("Continue at the first record from this time on (2026-11-21T07:12Z), or at the end.", "TIME")
+    ]
+    by_duration: Annotated[str, Param("Continue at the first record of this long ago (PT30M or 30m).", "SPAN")]
+    shift_by: Annotated[int | None, Param("Move by N offsets; a negative N moves back.", "N")]
+    to_offset: Annotated[int | None, Param("Continue at offset N of each partition.", "N")]
     fence: Fence
 
 
 class PromoteOptions(GuardedOptions, total=False):
-    """Give an app's name and sinks to a clone: blue/green cut-over.
+    """Blue/green cut-over: give a clone the app's name and sinks.
 
-    Waits until both stand at the same offsets of their topics, and holds them there for a moment. What comes after goes
-    to the sinks from the clone: a read_committed reader sees each row once. The app that had the name stays, as
-    APP~1, and stops. An interrupted promotion is finished by the same command.
+    Waits until both apps reach the same offsets, and holds them there for a moment. The old app publishes what comes
+    before these offsets, the clone what comes after, so a read_committed consumer sees each row once. The old app
+    becomes `APP~1` and stops. Safe to re-run after an interruption.
     """
 
-    back: Annotated[bool, Param("Instead, give the name back to the app that had it before.")]
+    back: Annotated[bool, Param("Give the name back to the app that had it before.")]
     timeout_s: Annotated[
-        float, Param("How long to wait until both stand at the same offsets. Default: 10m.", default=600.0)
+        float, Param("How long to wait until both apps reach the same offsets. Default: 10m.", default=600.0)
     ]
     show_values: ShowValues
 
@@ -71,38 +72,43 @@ class PromoteOptions(GuardedOptions, total=False):
 class EditOptions(GuardedOptions, total=False):
     """Change rows of a table by hand.
 
-    The change is a version of its own, which log, history and bisect tell of. It is shown key by key, as it would be
-    with --dry-run. While the app runs, its runner does it between two batches, so none works on rows of before; else
-    this command does. Nothing is sent on for it. An interrupted edit is finished by the same command, and done once.
+    The change is a version of its own, shown by log, history and bisect. If the app is running, its runner applies the
+    edit between two batches; otherwise this command does. Nothing is sent downstream. Safe to re-run after an
+    interruption; applied once.
     """
 
-    timeout_s: Annotated[float, Param("How long a runner that has the stage has for it. Default: 60s.", default=60.0)]
-    again: Annotated[bool, Param("Also when the same statement was done in the last ten minutes.")]
+    timeout_s: Annotated[
+        float,
+        Param(
+            "How long to wait for the stage's runner to apply it; then withdraw the edit. Default: 60s.", default=60.0
+        ),
+    ]
+    again: Annotated[bool, Param("Repeat a statement that was applied in the last ten minutes.")]
 
 
 class KeysOptions(TypedDict, total=False):
     """Keys that are forgotten, besides those that are named one by one."""
 
-    files: Annotated[Sequence[Path], Param("A file with a TABLE=KEY on each line.", "FILE", option="--keys")]
-    also: Annotated[Sequence[str], Param("Another value of the same keys, of which the program makes them.", "VALUE")]
+    files: Annotated[Sequence[Path], Param("File with one TABLE=KEY a line.", "FILE", option="--keys")]
+    also: Annotated[Sequence[str], Param("Another value from which the program makes the same keys.", "VALUE")]
     fields: Annotated[
         Sequence[str],
         Param(
-            "A field of records that leads to a table's key, where only the program knows: people=$.user.id, or of one "
-            "topic people=orders:who; [forget] in slackwater.toml has them for good.",
+            "A record field that holds the table's key and that Spark's plan does not show: "
+            "people=$.user.id, or for one topic people=orders:who. [forget] in slackwater.toml keeps such "
+            "fields.",
             "TABLE=FIELD",
         ),
     ]
 
 
 class ForgetOptions(KeysOptions, GuardedOptions, total=False):
-    """Take keys out of all that an app has stored (GDPR erasure).
+    """Delete keys from everything that an app has stored (GDPR erasure).
 
-    Out of the newest version and of every kept one, of snapshots, records in flight, rejected records and the input
-    archive, and of clones: SSTs are written anew without them, and versions are read with these. A record goes where a
-    field that leads to the key equals it. No tombstone stays, and nothing says which keys they were. The app may run
-    meanwhile. --dry-run lists what goes, by topic and field; what is out of reach, and what cannot be told, is listed,
-    too. An interrupted forget is finished by the same command.
+    Deletes them from every version, snapshot, in-flight and rejected record, input archive and clone by rewriting the
+    objects that hold them. No tombstones and no record of the keys remain. A record is deleted if a field that leads
+    to the key equals it. The app may be running. --dry-run lists what would be deleted, by topic and field, and what
+    is out of reach. Safe to re-run after an interruption.
     """
 
 
@@ -111,37 +117,36 @@ class LookOptions(VerifyOptions, KeysOptions, total=False):
 
 
 class CompactOptions(TypedDict, total=False):
-    """Merge the SSTs of an app's tables, as each table's policy says.
+    """Merge the SSTs of an app's tables, by each table's policy.
 
-    What is merged is committed as versions of their own, which change no row. The app may run meanwhile; when a batch
-    is committed first, the result is put into the version after it. This process gives way to others on the machine.
+    Merges are committed as versions that change no row. The app may be running. Runs at low priority.
     """
 
-    threads: Annotated[int, Param("Merges that go on at once.", "N", default=1, limits=_AT_LEAST_ONE)]
-    full: Annotated[bool, Param("Merge everything of each state partition into one run, due or not.")]
+    threads: Annotated[int, Param("Parallel merges.", "N", default=1, limits=_AT_LEAST_ONE)]
+    full: Annotated[bool, Param("Merge each state partition into one sorted run, due or not. Drops tombstones.")]
     dry_run: DryRun
 
 
 class RetentionOptions(TypedDict, total=False):
-    """Delete versions that retention lets go, and unnamed objects.
+    """Delete expired versions and unreferenced objects.
 
-    The rules are in slackwater.toml, under [retention]; an option here takes the place of the rule of its name.
-    Each rule keeps something, what no rule keeps goes, and without any rule the whole history stays. Snapshots,
-    clones, and what a stage has not read yet always stay. The app may run meanwhile.
+    [retention] in slackwater.toml has the rules; an option here overrides the rule of its name. Each rule keeps
+    something, and what no rule keeps is deleted. Without any rule, all history is kept. Snapshots, clones, and what a
+    stage has not read yet are always kept. The app may be running.
     """
 
-    all_ms: Annotated[int | None, Param("Keep every version this young.")]
-    hourly_ms: Annotated[int | None, Param("Within this age, keep a moment an hour.")]
-    daily_ms: Annotated[int | None, Param("Within this age, keep a moment a day.")]
+    all_ms: Annotated[int | None, Param("Keep every version younger than this.")]
+    hourly_ms: Annotated[int | None, Param("Keep one moment per hour up to this age.")]
+    daily_ms: Annotated[int | None, Param("Keep one moment per day up to this age.")]
     versions: Annotated[int | None, Param("Keep the newest N versions of each stage.", "N", limits=_AT_LEAST_ONE)]
-    input_ms: Annotated[int | None, Param("Keep in the input archive what was read within this time.")]
+    input_ms: Annotated[int | None, Param("Keep records in the input archive for this long after they were read.")]
 
 
 class ExpiredOptions(TypedDict, total=False):
     """How clones are removed whose time is over."""
 
-    topics: Annotated[bool, Param("Also its repartition topics and consumer groups in Kafka.")]
-    fence: Annotated[bool, Param("Also when a runner holds it: that stops.")]
+    topics: Annotated[bool, Param("Also delete its repartition topics and consumer groups in Kafka.")]
+    fence: Annotated[bool, Param("Fence a running app; its runner stops.")]
     dry_run: DryRun
 
 
@@ -150,45 +155,42 @@ class RemoveCloneOptions(ExpiredOptions, GuardedOptions, total=False):
 
 
 class RemoveOptions(RemoveCloneOptions, total=False):
-    """Remove an app: its tables, its history, its snapshots.
+    """Remove an app: tables, history and snapshots.
 
-    Nothing of it can be brought back. It is refused while a clone lives from it. Whatever interrupts it, the same
-    command finishes it; the name is free after that. Topics of yours are never touched.
+    This cannot be undone. Refused while a clone uses its files. Your own topics are never touched. Safe to re-run
+    after an interruption; the name is free afterwards.
     """
 
-    force: Annotated[bool, Param("Also when clones live from it: these are damaged then.")]
+    force: Annotated[bool, Param("Remove it even if clones use its files; this damages them.")]
 
 
 class RefreshOptions(GuardedOptions, total=False):
-    """Make a clone anew from the newest moment of its source.
+    """Recreate a clone from the newest moment of its source.
 
-    It keeps its name, topics, sinks, masks, owner, reason and time to live, which begins again. What it has done since
-    is gone. Whatever interrupts it, the same command goes on with it.
+    Keeps the name, topics, sinks, masks, owner, purpose and time to live, which starts again. What the clone has done
+    is lost. Safe to re-run after an interruption.
     """
 
-    fence: Annotated[bool, Param("Also when a runner holds it: that stops.")]
+    fence: Annotated[bool, Param("Fence a running app; its runner stops.")]
 
 
 class CloneOptions(TypedDict, total=False):
-    """Make a new app from a moment of another one.
+    """Make a new app from a moment of another app.
 
-    The clone has the source's state, its offsets, and the records that were on the way between its stages. No
-    state is copied, however large: the clone points at the source's SSTs, and a snapshot of the source
-    keeps them. The clone has repartition topics of its own and never writes to the source's. It publishes
-    nothing unless --sink says where to. An interrupted clone is finished by the same command, and is there for nobody
-    before. --store is where the source is, --to where the clone goes.
+    The clone has the state, the offsets and the in-flight records of that moment. No state is copied: it shares the
+    source's SSTs, which a snapshot keeps. It has its own repartition topics, never writes to the source, and publishes
+    nothing unless --sink is given. If interrupted, re-run the command; the clone is invisible until complete. --store
+    is the source's root, --to the clone's.
     """
 
     topics: Annotated[
         Names,
-        Param(
-            "Let the clone read topic OTHER where the app says NAME.", "NAME=OTHER", pair="flights=flights-corrected"
-        ),
+        Param("Read topic OTHER where the app reads NAME.", "NAME=OTHER", pair="flights=flights-corrected"),
     ]
     sinks: Annotated[
         Names,
         Param(
-            "Let the clone publish its sink NAME to this topic. Default: nothing.",
+            "Publish the sink NAME to TOPIC. Default: publish nothing.",
             "NAME=TOPIC",
             pair="alerts=staging-alerts",
         ),
@@ -196,15 +198,15 @@ class CloneOptions(TypedDict, total=False):
     masks: Annotated[
         Names,
         Param(
-            "Hide a column: hash, null, or a text with {} where the hash is to stand.",
+            "Hide a column: hash, null, or a text in which {} stands for the hash.",
             "TABLE.COLUMN=HOW",
             pair="customers.email=hash",
         ),
     ]
-    deep: Annotated[bool, Param("Copy everything into that other root, after which the source may vanish.")]
-    empty: Annotated[bool, Param("Take no state: the clone reads its topics from the beginning.")]
-    owner: Annotated[str, Param("Who has it. Default: you, as user@host.", "WHO")]
-    reason: Annotated[str, Param("What it is for.", "TEXT")]
+    deep: Annotated[bool, Param("Full copy under the root of --to; independent of the source afterwards.")]
+    empty: Annotated[bool, Param("Copy no state; read all topics from the beginning.")]
+    owner: Annotated[str, Param("Owner. Default: you, as user@host.", "WHO")]
+    reason: Annotated[str, Param("Purpose, shown by clone list.", "TEXT")]
 
 
 class RenameOptions(TypedDict, total=False):
@@ -213,7 +215,7 @@ class RenameOptions(TypedDict, total=False):
     rename: Annotated[
         Names,
         Param(
-            "A stored column has this name in the program; TABLE.OLD=NEW for one table.",
+            "The stored column OLD is called NEW in the program; TABLE.OLD=NEW for one table.",
             "OLD=NEW",
             pair="delay=delay_min",
         ),
@@ -221,7 +223,7 @@ class RenameOptions(TypedDict, total=False):
     rename_stage: Annotated[
         Names,
         Param(
-            "A stored stage has this name in the program: its table goes on under that.",
+            "The stored stage OLD is called NEW in the program and keeps its table.",
             "OLD=NEW",
             pair="carriers=airlines",
         ),
@@ -235,72 +237,71 @@ class MigrateOptions(RenameOptions, total=False):
 
 
 class TrialOptions(MigrateOptions, total=False):
-    """Run a changed program over past input, and show what differs.
+    """Run a changed program over past input and show what differs.
 
-    A clone of the app at one moment is migrated where the program asks for that, reads what the app read up to another
-    moment, and goes again; it publishes nothing, and the app is only read. Shown are the rows of tables, and of what
-    sinks are given, that come out different. Exits with 0 where nothing does, with 1 where something does.
+    Clones the app at --from, migrates the clone if needed, replays the app's input up to --to, compares, and deletes
+    the clone. Production is only read, and nothing is published. Exits with 1 if rows of tables or sinks differ.
     """
 
     allow: Annotated[
-        Sequence[str], Param("Differences that are meant, by their keys, as this query returns them.", "SQL")
+        Sequence[str], Param("Expected differences: do not count the rows whose keys this query returns.", "SQL")
     ]
-    stages: Annotated[Sequence[str], Param("Try this stage, with what it reads from. Default: all.", "NAME")]
-    keys: Annotated[str, Param("Try a fixed share of the keys, such as 1%: exact for these.", "SHARE")]
-    keep: Annotated[str, Param("Let the clone stay, under this name.", "NAME")]
+    stages: Annotated[Sequence[str], Param("Only this stage and the stages that it reads. Default: all.", "NAME")]
+    keys: Annotated[str, Param("Replay a fixed sample of the keys, such as 1%; exact for these keys.", "SHARE")]
+    keep: Annotated[str, Param("Keep the clone, under this name.", "NAME")]
 
 
 class FailoverOptions(TypedDict, total=False):
-    """Make an app of its replica, ready to run where that lies.
+    """Fail over to a replica: make it a runnable app in its own store.
 
-    Where the app ran is fenced, as far as it can be reached: its runner stops, and what it had committed since is
-    copied. What was on the way between stages is carried into topics of this Kafka, and topics are read on where the
-    app stood; in a mirror with other offsets by the records that it had read last. Says what is lost, in seconds and
-    offsets. An interrupted recovery is finished by the same command, and nobody can run the app before.
+    Fences the app in its original store if reachable, and first copies what was committed there since. Carries
+    in-flight records into topics of this Kafka, and continues topics where the app stood; in a mirror, by the last
+    records that it had read. Shows what is lost. Safe to re-run after an interruption; the app cannot run before it is
+    complete.
     """
 
-    mirror: Annotated[str | None, Param("Kafka is a mirror of the cluster that MirrorMaker 2 calls so.", "CLUSTER")]
-    topics: Annotated[
-        Names, Param("Read topic OTHER where the app says NAME.", "NAME=OTHER", pair="orders=primary.orders")
+    mirror: Annotated[
+        str | None, Param("MirrorMaker 2's name of the lost cluster, if this Kafka is a mirror of it.", "CLUSTER")
     ]
-    alone: Annotated[bool, Param("Leave where the app ran alone: neither look there nor fence.")]
+    topics: Annotated[
+        Names, Param("Read topic OTHER where the app reads NAME.", "NAME=OTHER", pair="orders=primary.orders")
+    ]
+    alone: Annotated[bool, Param("Do not contact the original store, and do not fence the app there.")]
 
 
 class TokenOptions(TypedDict, total=False):
     """Make a token. It is shown once; the store keeps its hash."""
 
-    tables: Annotated[Sequence[str], Param("May read this table. Default: all.", "TABLE", default=("*",))]
+    tables: Annotated[Sequence[str], Param("Table that the token may read. Default: all.", "TABLE", default=("*",))]
     verbs: Annotated[
         Sequence[str],
-        Param("May do this: read, sql, bisect, snapshot, values. Default: read.", "VERB", default=("read",)),
+        Param("Right of the token: read, sql, bisect, snapshot or values. Default: read.", "VERB", default=("read",)),
     ]
     per_s: Annotated[
         int,
         Param(
-            "Requests a second that each instance answers; 0 for any number.",
+            "Request limit per second and instance; 0 is unlimited.",
             "N",
             default=0,
             option="--per-second",
             limits={"ge": 0},
         ),
     ]
-    days: Annotated[
-        int, Param("It ends after so many days; 0 for never.", "N", default=0, limits={"ge": 0, "le": 36_500})
-    ]
-    certificate: Annotated[bool, Param("For whoever comes with a certificate of this common name, instead.")]
+    days: Annotated[int, Param("Expire after N days; 0 is never.", "N", default=0, limits={"ge": 0, "le": 36_500})]
+    certificate: Annotated[bool, Param("Make no token; grant the rights to client certificates with common name NAME.")]
     dry_run: DryRun
 
 
 class InitOptions(TypedDict, total=False):
-    """Begin a stage's table with rows from elsewhere, its version 1.
+    """Begin a stage's table with rows from elsewhere, as version 1.
 
-    The rows have the columns that the program declares, and one row of each key; otherwise nothing is changed. One
-    commit: before it nobody sees anything, and a call that was interrupted is made good by the same call. The first
-    `slackwater run` goes on from it; the app's other stages begin empty, at these offsets or where the program says.
+    The rows need exactly the columns that the program declares, and one row per key. Atomic, and safe to re-run after
+    an interruption. The first `slackwater run` continues from there. Other stages begin empty, at these offsets or
+    where the program says.
     """
 
-    sql: Annotated[str, Param("A query that returns the rows, in the place of FILE.", "SQL")]
+    sql: Annotated[str, Param("A DuckDB query that returns the rows, instead of FILE.", "SQL")]
     at: Annotated[
-        When, Param("Begin all other topics at their first record of this time (2026-11-21T07:12Z, -5m).", "TIME")
+        When, Param("Start all other topics at their first record from this time on (2026-11-21T07:12Z, -5m).", "TIME")
     ]
     dry_run: DryRun

@@ -33,11 +33,11 @@ class MomentOptions(TypedDict, total=False):
 
 
 class DiffOptions(TypedDict, total=False):
-    """Show which rows differ between two moments.
+    """Show the rows that differ between two moments.
 
-    For each table the rows that B added to A, removed or changed, with their values on both sides, and how far each
-    column agrees. What both have is not read: versions of one app, or of an app and its clone, share most of their
-    state. Refs that name one table, as APP/TABLE@-5m, compare only that. Exits with 1 when something differs.
+    For each table: the rows that B added, removed or changed, values on both sides, and how far each column agrees.
+    The cost is proportional to what changed. Refs of a table, as APP/TABLE@-5m, compare only that table. Exits with 1
+    if anything differs.
     """
 
     table: Annotated[str, Param("Only this table. Default: all.", "NAME", limits=_NAME_OR_NONE)]
@@ -47,16 +47,20 @@ class WrongOptions(TypedDict, total=False):
     """What is wrong, and between which moments it became so."""
 
     where: Annotated[
-        str, Param("A query that returns rows when something is wrong, or a condition for rows.", "SQL", limits=_SQL)
+        str, Param("Bad if this query returns rows, or if this condition is true for a row.", "SQL", limits=_SQL)
     ]
     check: Annotated[
         str,
-        Param("Instead, a condition that must hold: over a table's columns, or a SELECT.", "CONDITION", limits=_SQL),
+        Param(
+            "Good if this condition holds for every row; or a SELECT that returns the condition.",
+            "CONDITION",
+            limits=_SQL,
+        ),
     ]
     good: Annotated[
         When | None,
         Param(
-            "A moment at which nothing is wrong. Default: beginning, before the first commit.",
+            "A good moment. Default: beginning, before the first commit.",
             "REF",
             default="",
             limits={**_REF, "examples": ["before-deploy"]},
@@ -64,7 +68,7 @@ class WrongOptions(TypedDict, total=False):
     ]
     bad: Annotated[
         When | None,
-        Param("A moment at which something is. Default: now.", "REF", default="", limits={**_REF, "examples": ["now"]}),
+        Param("A bad moment. Default: now.", "REF", default="", limits={**_REF, "examples": ["now"]}),
     ]
 
 
@@ -72,10 +76,15 @@ class SearchOptions(WrongOptions, total=False):
     """The same, and which change is meant."""
 
     table: Annotated[
-        str, Param("The table that the condition is over, where its columns do not say.", "TABLE", limits=_NAME_OR_NONE)
+        str,
+        Param(
+            "The table that the condition is about. Default: the only table with its columns.",
+            "TABLE",
+            limits=_NAME_OR_NONE,
+        ),
     ]
     edge: Annotated[
-        Literal["", "first", "last"], Param("Which change is meant, should the search meet several.", default="")
+        Literal["", "first", "last"], Param("Which change to find if there are several: first or last.", default="")
     ]
 
 
@@ -83,44 +92,42 @@ class VerifyOptions(TypedDict, total=False):
     """How a moment is proved."""
 
     deep: Annotated[
-        bool, Param("Read every object and the whole history, and what Kafka still has, instead of sizes: slow.")
+        bool, Param("Read every object, the whole history and the records in Kafka, instead of listing sizes: slow.")
     ]
 
 
 class RejectedOptions(TypedDict, total=False):
-    """Show the records that batches left out, each with its error.
+    """Show rejected records, each with its error, newest first.
 
-    Each made a batch fail; the newest comes first. They are in the table STAGE_rejected, beside that of the stage,
-    with payload, headers and stack. With --retry, the runner puts those that wait through its program, between two
-    batches; when none runs, the next one does, first of all. Each that passes is marked as retried in the same
-    commit; one that fails again stays.
+    They made a batch fail, and are stored in the table STAGE_rejected, with payload, headers and stack trace. --retry
+    puts the waiting records through the program: by the runner between two batches, or by the next run. Records that
+    pass are marked as retried in the same commit; the others stay.
     """
 
-    stage: Annotated[str, Param("Only those of this stage. Default: all.", "STAGE", limits=_NAME_OR_NONE)]
-    every: Annotated[bool, Param("Also records that were retried.", option="--all")]
+    stage: Annotated[str, Param("Only records of this stage. Default: all.", "STAGE", limits=_NAME_OR_NONE)]
+    every: Annotated[bool, Param("Also show retried records.", option="--all")]
 
 
 class OperationsOptions(TypedDict, total=False):
     """Which of the things done to an app are shown."""
 
-    by: Annotated[str, Param("Only what this user, or user@host, did.", "PERSON", limits={"max_length": 200})]
-    verb: Annotated[str, Param("Only what this verb did.", "VERB", limits={"max_length": 200})]
-    since: Annotated[When, Param("Only from this time on (2026-11-21T07:12, -5m).", "TIME", limits=_REF)]
-    until: Annotated[When, Param("Only up to this time.", "TIME", limits=_REF)]
+    by: Annotated[str, Param("Only operations by this user or user@host.", "PERSON", limits={"max_length": 200})]
+    verb: Annotated[str, Param("Only operations of this verb.", "VERB", limits={"max_length": 200})]
+    since: Annotated[When, Param("Only operations from this time on (2026-11-21T07:12, -5m).", "TIME", limits=_REF)]
+    until: Annotated[When, Param("Only operations up to this time.", "TIME", limits=_REF)]
 
 
 class CheckOptions(TypedDict, total=False):
-    """Check that a program is a function of its input.
+    """Check that a program is deterministic.
 
-    Past versions are run again in other ways, and what differs is named. Each version is run again as it was,
-    at another time, with its records in another order where none is promised, in more batches, and on other
-    partitions, on a Spark of this machine; nothing of the app is touched. A program that differs by any of these
-    makes noise of every diff and trial. Exits with 1 when one does.
+    Replays past versions on a local Spark in ways that must not matter: at another time, with records in another order
+    where none is promised, in more batches, on other partitions. Names what differs and the likely cause, and exits
+    with 1. Nondeterminism shows up as false differences in diff and trial. The app is not touched.
     """
 
-    stages: Annotated[Sequence[str], Param("Check only this stage. Default: all of them.", "NAME")]
+    stages: Annotated[Sequence[str], Param("Check only this stage. Default: all.", "NAME")]
     versions: Annotated[
         int,
-        Param("Of each stage, so many of the newest versions that read records.", "N", default=3, limits={"ge": 1}),
+        Param("Newest versions to replay per stage, of those that read records.", "N", default=3, limits={"ge": 1}),
     ]
-    show_values: Annotated[bool, Param("Show the keys and rows that differ, not only their types and lengths.")]
+    show_values: Annotated[bool, Param("Show the differing keys and rows, not only types and lengths.")]
