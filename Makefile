@@ -84,7 +84,9 @@ format: $(READY) ## format the code and fix what ruff can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(PEERS) programs ## every figure beside its peer: a table, bench/out/results.json, bench/out/bench.svg (over half an hour)
+# Load for servers.
+bench: PROGRAMS += vegeta
+bench: $(PEERS) programs ## every figure beside its peer: a table, bench/out/results.json, bench/out/bench.svg (at most 90 minutes)
 	@$(BIN)/python -m bench $(NAMES)
 
 soak: programs ## for hours: real apps whose stages are killed, 100,000 schedules of the protocol, the store's models

@@ -13,12 +13,13 @@ import os
 import pkgutil
 import platform
 import shutil
+import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +35,8 @@ from .support.row import Row
 
 OUT = Path(__file__).parent / "out"
 WORKER_LIMIT = 1 << 30
+NAME_S = 600
+"""Seconds that a measurement may take. Rows that came by then stay."""
 MIB = 1 << 20
 
 
@@ -62,9 +65,11 @@ def main(words: Sequence[str]) -> int:
                 broker = stack.enter_context(EmbeddedKafka(folder / "kafka"))
             began = time.monotonic()
             try:
-                for row in _measure(measurements[name], broker, folder / name, quick=asked.quick):
-                    rows.append(row)
-                    console.print(f"  {row.what}: {row.ours}; {row.peer}", markup=False, highlight=False)
+                with _at_most(NAME_S):
+                    for row in _measure(measurements[name], broker, folder / name, quick=asked.quick):
+                        rows.append(row)
+                        console.print(f"  {row.what}: {row.ours}; {row.peer}", markup=False, highlight=False)
+                        _write(asked.out, [*rows, *_memory(workers)], failed, seconds)
             except Exception as error:
                 failed[name] = f"{type(error).__name__}: {error}"
                 console.print(f"[red]{name} failed:[/red]", markup=True)
@@ -93,7 +98,7 @@ def _measurements() -> dict[str, ModuleType]:
     for folder, inner in (
         (here, ""),
         (here / "tasks", ".tasks"),
-        *((here / "tasks" / of, f".tasks.{of}") for of in ("keep", "queries", "serve")),
+        *((here / "tasks" / of, f".tasks.{of}") for of in ("queries", "serve", "storage")),
     ):
         for one in pkgutil.iter_modules([str(folder)]):
             if one.name != "__main__":
@@ -101,6 +106,22 @@ def _measurements() -> dict[str, ModuleType]:
                 if hasattr(module, "rows"):
                     found[one.name] = module
     return found
+
+
+@contextmanager
+def _at_most(seconds: int) -> Iterator[None]:
+    """Raise `TimeoutError` where the block takes longer."""
+
+    def stop(_signal: int, _frame: object) -> None:
+        raise TimeoutError(f"over {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _wants_broker(module: ModuleType) -> bool:

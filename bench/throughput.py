@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BATCH = 400_000
 PRELOAD = 1_250_000
 """Rows of a batch while the state is built."""
-WARM_UP = 14
+WARM_UP = 8
 """Batches in which the JVM still compiles what it runs: of each process, they are left out."""
 MEASURED = 6
 EVENT = "carrier string, origin string, dest string, dep_delay double, arr_delay double"
@@ -48,14 +48,12 @@ class Case:
         keys: How many there are, all of them in the state before the first batch that is measured.
         limit: Of Spark's time, with our source, and ours.
         hot: The part of all rows that is of one key; the others are drawn evenly.
-        rounds: How often each side has its turn.
     """
 
     name: str
     keys: int
     limit: float
     hot: float = 0.0
-    rounds: int = 1
 
     def drawn(self, count: int, seed: int) -> npt.NDArray[np.int64]:
         """The keys of so many rows."""
@@ -68,10 +66,10 @@ class Case:
 def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
     """Stateful aggregation beside Spark's groupBy().agg() on RocksDB."""
     cases = (
-        Case("few", 100, 1.2, rounds=3),
-        Case("skewed", KEYS, 1.5, hot=0.5, rounds=3),
+        Case("few", 100, 1.2),
+        Case("skewed", KEYS, 1.5, hot=0.5),
         Case("small", KEYS, 1.2),
-        Case("large", 1_000_000 if quick else 5_000_000, 1.5, rounds=1 if quick else 2),
+        Case("large", 1_000_000 if quick else 5_000_000, 1.5),
     )
     for case in cases:
         yield from _rows(bootstrap, folder / case.name, case)
@@ -80,7 +78,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
 def _rows(bootstrap: str, folder: Path, case: Case) -> list[Row]:
     seconds = {name: median(each) for name, each in _compare(bootstrap, folder, case).items()}
     of = f"{case.keys:,} keys" + (f", {case.hot:.0%} of the rows of one" if case.hot else "")
-    what = f"batch of {BATCH:,} rows, count and sum, state of {of}, median of {MEASURED * case.rounds}"
+    what = f"batch of {BATCH:,} rows, count and sum, state of {of}, median of {MEASURED}"
     peers = {"spark": "our source", "connector": "its own connector"}
     return [
         Row.at_least(
@@ -107,13 +105,8 @@ def _compare(bootstrap: str, folder: Path, case: Case) -> Mapping[str, list[floa
     fill_legs(bootstrap, topic, np.random.default_rng(0).permutation(case.keys))
     for name in SIDES:
         turn(name, PRELOAD)
-    seconds: dict[str, list[float]] = {name: [] for name in SIDES}
-    for number in range(case.rounds):
-        fill_legs(bootstrap, topic, case.drawn((1 + WARM_UP + MEASURED) * BATCH, number))
-        # First the one, then the other, since machines drift.
-        for name in SIDES if number % 2 == 0 else reversed(SIDES):
-            seconds[name] += turn(name, BATCH)[WARM_UP:]
-    return seconds
+    fill_legs(bootstrap, topic, case.drawn((1 + WARM_UP + MEASURED) * BATCH, 0))
+    return {name: turn(name, BATCH)[WARM_UP:] for name in SIDES}
 
 
 def app_of(topic: str) -> sw.App:

@@ -21,6 +21,7 @@ from slackwater.store.versions import apps, commit
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Table
 
 from tests.conftest import free_port
+from tests.programs.go import path_of
 
 from ..multi_get import L0_ROWS, RUNS_L0, TABLE, _names
 from .written import Stage, ssts
@@ -111,10 +112,11 @@ def attack(
     words = ["-targets", str(targets), "-rate", str(rate), "-duration", f"{seconds}s", "-timeout", "5s"]
     words += ["-workers", "16", "-max-workers", "256"]
     before_s = processor_s(process)
-    command = [*(_GIVES_WAY if gives_way else ()), "vegeta", "attack", *words]
+    vegeta = str(path_of("vegeta"))
+    command = [*(_GIVES_WAY if gives_way else ()), vegeta, "attack", *words]
     done = subprocess.run(command, capture_output=True, check=True, start_new_session=gives_way)
     took_s = processor_s(process) - before_s
-    report = subprocess.run(["vegeta", "report", "-type=json"], input=done.stdout, capture_output=True, check=True)
+    report = subprocess.run([vegeta, "report", "-type=json"], input=done.stdout, capture_output=True, check=True)
     found = json.loads(report.stdout)
     latencies = {name: value / 1e6 for name, value in found["latencies"].items()}
     return {

@@ -52,14 +52,18 @@ def run(module: str, *words: object, peer: bool = False, env: Mapping[str, str] 
     environment = {**os.environ, **(env or {}), **of_peers}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
         assert process.stdout is not None
-        answer = process.stdout.readline()
+        try:
+            answer = process.stdout.readline()
+        except BaseException:
+            _end(process, patience_s=0)
+            raise
         if not answer and (code := process.wait()):
             raise subprocess.CalledProcessError(code, command)
         _end(process)
     return json.loads(answer)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[str], patience_s: float = _ENDS_S) -> None:
     """Wait for a process whose answer is there to end, and end it with its JVM where that hangs.
 
     A JVM with Spark's RocksDB sometimes does: it waits for its own threads, and hears no signal.
@@ -67,7 +71,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     with suppress(psutil.NoSuchProcess):
         running = psutil.Process(process.pid)
         every = [running, *running.children(recursive=True)]
-        for left in psutil.wait_procs(every, timeout=_ENDS_S)[1]:
+        for left in psutil.wait_procs(every, timeout=patience_s)[1]:
             with suppress(psutil.NoSuchProcess):
                 left.kill()
 

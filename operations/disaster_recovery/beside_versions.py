@@ -1,6 +1,7 @@
 """Copies what lies beside the versions and snapshots of an app: what `census` says, and what versions are read by."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from ...errors import ObjectNotFound, Refused
 from ...snapshot.gc import census
@@ -60,8 +61,10 @@ def was_forgotten(store: ObjectStore, app: str) -> str:
 def copy_others(copier: Copier, app: str) -> None:
     """Copy everything else that lies beside versions."""
     for place in census.beside_versions(app):
-        if not place.endswith("/"):
-            _copy_document(copier, place)
+        if not place.endswith("/"):  # one that may be written over
+            with suppress(ObjectNotFound):
+                if not copier.put(place, copier.source.get(place)):
+                    copier.one(place)
             continue
         # What an index names was there before it: so it is in a listing that comes after that of the index.
         indexes = [info for info in copier.source.list(place) if census.kind_of(info.key) is census.ARCHIVE_INDEX]
@@ -77,19 +80,3 @@ def gone_from(store: ObjectStore, target: ObjectStore, app: str) -> Iterator[Obj
         there = list(target.list(place))
         left = {info.key for info in store.list(place)} if there else set()
         yield from (info for info in there if info.key not in left)
-
-
-def _copy_document(copier: Copier, key: str) -> None:
-    """Copy one that may be written over; where the app has none, the target has none."""
-    try:
-        data = copier.source.get(key)
-    except ObjectNotFound:
-        data = b""
-    try:
-        had = copier.target.get(key)
-    except ObjectNotFound:
-        had = b""
-    if data and data != had:
-        copier.one(key)
-    elif had and not data:
-        copier.target.delete(key)

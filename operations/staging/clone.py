@@ -25,8 +25,9 @@ from ...snapshot.cut.stored import Snapshot, find_snapshot, read_snapshot
 from ...snapshot.take.audit_log import record_once
 from ...snapshot.take.remove import remove_pins_without_clone
 from ...snapshot.take.snapshots import pin
-from ...snapshot.under_way.exclusion import Intent, check_exclusion
+from ...snapshot.under_way.exclusion import Intent, check_exclusion, refusal
 from ...snapshot.under_way.runners import lapsed
+from ...snapshot.under_way.signs import Sign, UnderWay
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, keys
@@ -112,7 +113,7 @@ class ScratchClone:
     """and what it named then."""
     name: str
     terms: Terms
-    """Their reason says whose clone it is."""
+    """Their reason says what it is for."""
     channels: Topics
     by: str
     outside: Callable[[Removal], None]
@@ -153,14 +154,12 @@ class ScratchClone:
         info, _ = apps.find_begun(self.store, self.name)
         if info is not None and (info.origin is None or info.origin.app != source):
             raise Refused(
-                f"app {self.name!r} is no clone of {source}, and {self.terms.reason} would have that name",
+                f"app {self.name!r} is no clone of {source}; its name is needed for this: {self.terms.reason}",
                 hint=f"look at it: slackwater status {self.name} --store {self.store.url}",
             )
         if not lapsed(self.store, self.name, self.pause):
-            raise Refused(
-                f"{self.terms.reason} of {source} is under way: a runner has its clone, {self.name}",
-                hint="wait until that has ended",
-            )
+            fact = f"this is under way already ({self.terms.reason}): a runner has its clone, {self.name}"
+            raise refusal(Intent.REMOVE, Sign(UnderWay.RUNNER, fact, "wait until that has ended"))
         discard(self.store, self.name, self.outside)
         remove_pins_without_clone(self.store, source, self.name, "")
 

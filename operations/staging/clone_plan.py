@@ -18,6 +18,7 @@ from ...snapshot.cut.stored import find_snapshot, of_snapshot, read_snapshot
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys
 from ...store.versions.apps import Cloning
+from ...store.versions.kinds import INIT
 from ...store.versions.manifest import AppInfo, Origin
 from .mask_flow import still_shown
 
@@ -145,7 +146,7 @@ def _check_empty(store: ObjectStore, target: ObjectStore, ref: Ref, terms: Terms
     for app in apps.ancestors(store, ref.app):
         for stage in history.list_stages(store, app):
             first = history.find(store, app, stage, 1)
-            if first is not None and first.kind == "init":
+            if first is not None and first.traits is INIT:
                 raise Refused(
                     f"{stage} of {app} began with rows from elsewhere, which are in no topic",
                     hint=f"clone it with its state, and migrate the clone: slackwater clone {ref.app} NAME",

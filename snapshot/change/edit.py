@@ -18,6 +18,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history, keys
 from ...store.versions.amend import Amendment, amend
+from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Edit, Manifest
 from ..cut.graph import Cut
 from ..cut.moments import heads_of, stages_of
@@ -125,7 +126,7 @@ def newest(store: ObjectStore, app: str, stage: str, head: Manifest | None = Non
     """
     heads = heads_of(store, app, stages_of(store, app, stage)) | ({stage: head} if head is not None else {})
     if heads[stage].retired:
-        raise Refused(f"stage {app}/{stage} is retired: nothing of it is changed any more")
+        raise is_retired(heads[stage])
     there = {name: head for name, head in heads.items() if not head.retired}
     return Cut(app, there, seen_ms=instants.now_ms())
 

@@ -20,7 +20,7 @@ class Intent(Enum):
     RUN = "a run"
     SNAPSHOT = "a snapshot by markers"
     PIN = "a snapshot with records in flight"
-    REMOVE_SNAPSHOT = "removing the snapshot that pins its cut"
+    REMOVE_SNAPSHOT = "removing the snapshot that keeps it"
     CLONE = "a clone"
     REFRESH = "making it anew"
     REMOVE = "its removal"
@@ -42,13 +42,13 @@ class Intent(Enum):
 
 
 class Does(Enum):
-    """What an operation does about a thing that is under way."""
+    """What an operation does about a thing that is under way. A dry run, which finishes nothing, is refused instead."""
 
     BESIDE = "goes beside it"
     REFUSED = "is refused"
     WAITS = "waits for it"
     FENCES = "takes the stages from it"
-    FINISHES = "finishes it first; a dry run is refused"
+    FINISHES = "finishes it first"
     WITHDRAWS = "withdraws it"
 
 

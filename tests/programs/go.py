@@ -14,6 +14,7 @@ from slackwater.pipeline.dev.jars import cache_folder
 
 _MODULES = {
     "versitygw": ("github.com/versity/versitygw/cmd/versitygw", "v1.8.0"),
+    "vegeta": ("github.com/tsenart/vegeta/v12", "v12.12.0"),
     "promtool": ("github.com/prometheus/prometheus/cmd/promtool", "v0.316.0"),
 }
 
@@ -24,14 +25,14 @@ class NotBuilt(Exception):
 
 def is_built(name: str) -> bool:
     """Whether the program is in the cache."""
-    return _path_of(name).exists()
+    return path_of(name).exists()
 
 
 def built(name: str) -> Path:
     """The program. Skips the test where it was not built: a build takes longer than a test may."""
     if not is_built(name):
         pytest.skip(f"{name} was not built: `make programs` does it, with Go on PATH")
-    return _path_of(name)
+    return path_of(name)
 
 
 def build(name: str) -> None:
@@ -39,7 +40,7 @@ def build(name: str) -> None:
 
     Raises `NotBuilt`.
     """
-    go, program = shutil.which("go"), _path_of(name)
+    go, program = shutil.which("go"), path_of(name)
     if is_built(name):
         return
     if go is None:
@@ -54,7 +55,8 @@ def build(name: str) -> None:
             _build(go, "@".join(_MODULES[name]), program)
 
 
-def _path_of(name: str) -> Path:
+def path_of(name: str) -> Path:
+    """Where the program is, once it is built."""
     return cache_folder() / f"{name}-{_MODULES[name][1]}" / name
 
 

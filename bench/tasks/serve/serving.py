@@ -27,6 +27,8 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps
 from slackwater.store.versions.manifest import AppInfo, Input
 
+from tests.programs.go import is_built
+
 from ...multi_get import TABLE
 from ...support.row import Row
 from ...support.served import (
@@ -60,8 +62,8 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
         folder: an empty one.
         quick: 1 M keys instead of 10 M, and a fifth of the time.
     """
-    if which("vegeta") is None:
-        raise RuntimeError("vegeta is not on PATH: go install github.com/tsenart/vegeta/v12@latest")
+    if not is_built("vegeta"):
+        raise RuntimeError("vegeta is not built: `make bench` does it, with Go on PATH")
     count, seconds = (QUICK_KEYS, 5) if quick else (KEYS, 30)
     root, cache = str(folder / "store"), folder / "cache"
     make(open_store(root), SstCache(cache, 1 << 40), count)

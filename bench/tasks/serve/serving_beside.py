@@ -17,11 +17,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from shutil import which
 from statistics import median
 from typing import Any
 
 import numpy as np
+
+from tests.programs.go import is_built
 
 from ...support import events, served, side
 from ...support.row import Row
@@ -38,8 +39,8 @@ LIMIT = 1.05
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
     """The median batch with requests beside that of the turn without; some five minutes."""
-    if which("vegeta") is None:
-        raise RuntimeError("vegeta is not on PATH: go install github.com/tsenart/vegeta/v12@latest")
+    if not is_built("vegeta"):
+        raise RuntimeError("vegeta is not built: `make bench` does it, with Go on PATH")
     turns = 4 if quick else TURNS
     events.fill(bootstrap, BATCH * round(WARM_UP + turns * TURN_S + 5), topic=TOPIC)
     found = side.run("tasks.serve.serving_beside", bootstrap, TOPIC, folder, turns)

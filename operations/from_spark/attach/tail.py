@@ -14,6 +14,7 @@ from ....common import instants
 from ....errors import Gone, Refused
 from ....snapshot.cut.moments import heads_of
 from ....snapshot.take.audit_log import record, whoami
+from ....snapshot.under_way.exclusion import Intent, check_exclusion
 from ....store.objects.counting import CountingStore
 from ....store.objects.many import many
 from ....store.objects.protocol import ObjectStore
@@ -130,6 +131,7 @@ class Tail:
 
     def claim(self) -> Manifest:
         """Take the stage, from whoever had it; the app is made where there is none."""
+        check_exclusion(self._store, self.app, Intent.RUN)
         head = history.head(self._store, self.app, self.stage)
         self._agreed(head)
         known = head.attached if head is not None else None

@@ -64,6 +64,7 @@ from tests.operations.from_spark.adopt.test_adoption import filled
 from tests.snapshot.change.test_migrate import program
 from tests.support.collecting import AgingStore, Killed, StoreClock
 from tests.support.histories import STAGES, FlightsApp, Kafka, flights
+from tests.support.static import ROOT
 
 BY = "ada@host"
 APP = "flights"
@@ -363,6 +364,24 @@ CELLS = [(intent, under_way) for intent in Intent for under_way in UnderWay]
 @pytest.fixture
 def cache(tmp_path: Path) -> SstCache:
     return SstCache(tmp_path / "cache", 1 << 28)
+
+
+OTHERS = (Does.WAITS, Does.FENCES, Does.FINISHES, Does.WITHDRAWS)
+
+
+def rows_of_the_docs() -> Iterator[str]:
+    """The table of docs/operating.md: what each thing under way refuses, and what else is done about it."""
+    for column in UnderWay:
+        told = {does: [intent.value for intent in Intent if LAW[intent][column] is does] for does in Does}
+        refused, free = told[Does.REFUSED], [each.value for each in Intent if each.value not in told[Does.REFUSED]]
+        words = ", ".join(refused) if len(refused) <= len(free) else f"all but {', '.join(free)}"
+        others = "; ".join(f"{does.value}: {', '.join(told[does])}" for does in OTHERS if told[does])
+        yield f"| {column.value} | {words} | {others} |"
+
+
+def test_the_documents_have_the_table() -> None:
+    text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    assert [row for row in rows_of_the_docs() if row not in text] == []
 
 
 NOT_COUNTED = {f"{APP}/notice.json", f"{APP}/gc.json"}

@@ -191,19 +191,26 @@ def test_a_root_inside_the_other_is_refused(tmp_path: Path) -> None:
 def test_what_lies_beside_versions_goes_along_and_goes_when_the_app_gives_it_up() -> None:
     app, target = running(), AgingStore()
     kept = {f"{app.name}/input/flights/01.parquet": b"records", f"{app.name}/input/flights/index/1.json": b"{}"}
-    for key, data in kept.items():
+    protected = keys.protected(app.name)
+    for key, data in (*kept.items(), (protected, b"{}")):
         app.store.put(key, data)
     with target.requests() as made:
         copy(app, target)
     put = [each.split()[1] for each in made if each.startswith("put ") and "/input/" in each]
     assert put == list(kept)
     assert {key: target.get(key) for key in kept} == kept
+    assert target.get(protected) == b"{}"
     first, second = kept
     app.store.delete(first)
+    app.store.put(protected, b'{"by":"ada"}')
+    copy(app, target)
+    assert target.get(protected) == b'{"by":"ada"}'
+    app.store.delete(protected)
     app.store.put(f"{app.name}/input/flights/index/2.json", b"{}")
     app.store.delete(second)
     copy(app, target)
     assert keys_of(target, f"{app.name}/input/") == {f"{app.name}/input/flights/index/2.json"}
+    assert keys_of(target, protected) == set()
 
 
 def test_what_was_forgotten_goes_along_new_objects_first_and_the_old_ones_go() -> None:

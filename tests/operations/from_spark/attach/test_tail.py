@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Fenced, Refused
 from slackwater.operations.maintenance.compact import StageCompactor
+from slackwater.snapshot.cut.replicas import Replica
 from slackwater.snapshot.query.log import batches_brought
 from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import keys, notes
 
 from tests.operations.from_spark.attach.following import (
     SEEN,
@@ -165,6 +167,15 @@ def test_a_stage_of_a_program_or_of_another_query_is_refused(cache: SstCache) ->
         tail(store, cache, other).claim()
     with pytest.raises(Refused, match="is the state of the query 6a1c9c30"):
         tail(store, cache, other).plan()
+
+
+def test_a_query_is_not_followed_in_a_replica(cache: SstCache) -> None:
+    store, checkpoint = MemoryStore(), query()
+    batch(checkpoint, 0)
+    caught_up(tail(store, cache, checkpoint))
+    notes.put(store, keys.replica("shop"), Replica("shop", "s3://primary", 1))
+    with pytest.raises(Refused, match="is a replica of s3://primary: a run is for the app itself"):
+        tail(store, cache, checkpoint).claim()
 
 
 def test_a_query_that_was_taken_back_is_told(cache: SstCache) -> None:

@@ -1,8 +1,8 @@
 """What the input archive costs: the same app with `[retention] input` and without, in turn, and the archive's bytes.
 
-`python -m bench.tasks.keep.input_archive BOOTSTRAP TOPIC FOLDER ROUNDS` runs both in a fresh process and prints JSON:
-of each the seconds from commit to commit, and of the processor; the archive's bytes, and those of the same records as
-one plain Parquet file with zstd.
+`python -m bench.tasks.storage.input_archive BOOTSTRAP TOPIC FOLDER ROUNDS` runs both in a fresh process and prints
+JSON: of each the seconds from commit to commit, and of the processor; the archive's bytes, and those of the same
+records as one plain Parquet file with zstd.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LIMIT = 1.1
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
     """Three lines: processor, the median batch with the archive beside that without, and the archive's bytes."""
     fill(bootstrap, BATCH * BATCHES, topic=TOPIC)
-    found = side.run("tasks.keep.input_archive", bootstrap, TOPIC, folder, 2 if quick else 4)
+    found = side.run("tasks.storage.input_archive", bootstrap, TOPIC, folder, 2 if quick else 4)
     on, off = median(found["on"]), median(found["off"])
     busy, without = found["busy on"][-1], found["busy off"][-1]
     return [

@@ -1,6 +1,6 @@
 """A table as an Iceberg table without a copy, beside a copy of its rows; then one hundredth of the rows changes.
 
-`python -m bench.tasks.keep.iceberg_tables [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M
+`python -m bench.tasks.storage.iceberg_tables [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M
 rows, not 10 M.
 
 Everything lies in folders. The SSTs are as a compaction has left them; the changes lie over them in an SST of level 0

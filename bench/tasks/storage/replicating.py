@@ -1,6 +1,6 @@
 """`slackwater replicate` of an app with millions of keys, beside plain gets and puts of the same objects.
 
-`python -m bench.tasks.keep.replicating [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys.
+`python -m bench.tasks.storage.replicating [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys.
 
 Both copy from one root to another, with as many threads, over S3 (versitygw, on this machine's disk) where that
 is built, else between folders. The peer lists the objects, gets each and puts it; ours reads versions, checks each

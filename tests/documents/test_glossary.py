@@ -1,0 +1,35 @@
+"""The glossary: each term once, in order, and no page has one of the words that it replaces."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.documents.test_links import PAGES, ROOT, page_id, prose
+
+GLOSSARY = ROOT / "docs" / "glossary.md"
+TERMS = [
+    tuple(cell.strip() for cell in line.strip("|\n").split("|"))
+    for line in GLOSSARY.read_text(encoding="utf-8").splitlines()
+    if line.startswith("| ") and not line.startswith("| term")
+]
+SYNONYMS = [synonym.strip() for _, _, synonyms in TERMS for synonym in synonyms.split(",") if synonym.strip()]
+READ = [page for page in PAGES if page.name not in (GLOSSARY.name, "CHANGELOG.md")]
+
+
+def test_each_term_is_there_once_and_they_are_in_order() -> None:
+    terms = [term.lower() for term, _, _ in TERMS]
+    assert len(terms) > 40
+    assert terms == sorted(set(terms))
+
+
+def test_no_term_is_a_synonym_of_another() -> None:
+    assert len(set(SYNONYMS)) == len(SYNONYMS)
+    assert not {term.lower() for term, _, _ in TERMS} & {synonym.lower() for synonym in SYNONYMS}
+
+
+@pytest.mark.parametrize("page", READ, ids=page_id)
+def test_no_page_has_a_synonym_of_a_term(page: Path) -> None:
+    text = " ".join(re.sub(r"`[^`]*`", "", prose(page)).split())
+    words = "|".join(re.escape(synonym) for synonym in SYNONYMS)
+    assert re.findall(rf"\b(?:{words})s?\b", text, re.IGNORECASE) == []
