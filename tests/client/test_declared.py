@@ -48,4 +48,4 @@ def test_another_parameter_is_pythons_own_error() -> None:
 
 
 def test_declared_parameters_come_before_a_functions_own_keywords() -> None:
-    assert [each.name for each in parameters_of(inspect.unwrap(StoredApp.bisect))][1:4] == ["where", "check", "table"]
+    assert [each.name for each in parameters_of(inspect.unwrap(StoredApp.bisect))][1:4] == ["where", "check", "good"]
