@@ -114,7 +114,7 @@ _WHY: Final[Mapping[UnderWay, Mapping[Intent | None, str]]] = {
 """Why a cell refuses, behind what is under way; None has the column's words, and a cell without any needs none."""
 
 _THEN: Final[Mapping[tuple[UnderWay, Intent], str]] = {
-    (UnderWay.RUNNER, Intent.ADOPT): "stop it; start it again with the program that has the stage",
+    (UnderWay.RUNNER, Intent.ADOPT): "stop it; start it again with the program that has the stage"
 }
 """The next step of a cell, where it is another one than the sign's."""
 

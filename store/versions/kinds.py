@@ -161,13 +161,7 @@ RECOVER: Final = Traits(
 )
 
 PROMOTE: Final = Traits(
-    "promote",
-    "a promotion",
-    ("promote",),
-    fences=False,
-    beside_batches=True,
-    changes_rows=False,
-    sets_sinks=True,
+    "promote", "a promotion", ("promote",), fences=False, beside_batches=True, changes_rows=False, sets_sinks=True
 )
 DEMOTE: Final = Traits(
     "demote",
@@ -180,13 +174,7 @@ DEMOTE: Final = Traits(
 )
 
 FORGET: Final = Traits(
-    "forget",
-    "a forget",
-    ("forget",),
-    fences=False,
-    beside_batches=True,
-    changes_rows=False,
-    ends_replays=True,
+    "forget", "a forget", ("forget",), fences=False, beside_batches=True, changes_rows=False, ends_replays=True
 )
 """Keys forgotten in the stage, and in all versions before."""
 
