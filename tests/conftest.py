@@ -27,7 +27,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 
 from tests.durations import Recorder, longest_first
-from tests.models.profiles import PROFILE, SEARCHES
+from tests.models.profiles import PROFILE
 from tests.support.registries import EmbeddedRegistry
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, moto, versitygw
@@ -191,14 +191,12 @@ def one_spark(spark_here: ExitStack) -> None:
     from pyspark import SparkContext  # what tests without Spark need not wait for
     from slackwater.pipeline.spark.session import spark_session
 
-    from tests.support.running import SHORT_LIVED, UNCOMPILED
+    from tests.support.running import SHORT_LIVED
 
     if SparkContext._active_spark_context is None:
-        # Profiles that search run what users run.
-        conf = {"spark.ui.enabled": "false"} | ({} if SEARCHES else UNCOMPILED)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)
-            spark_here.enter_context(spark_session("tests", master="local[2]", conf=conf))
+            spark_here.enter_context(spark_session("tests", master="local[2]"))
 
 
 @pytest.fixture
