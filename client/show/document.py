@@ -20,14 +20,14 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class NextCommand:
     """A command to type next; who shows it to whoever types adds what reaches the store, unless it names one."""
 
     text: str
 
-    def with_flags(self, flags: str) -> "Command":
+    def with_flags(self, flags: str) -> "NextCommand":
         """Return the command with the options that reach the store."""
-        return self if " --store " in self.text else Command(self.text + flags)
+        return self if " --store " in self.text else NextCommand(self.text + flags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Time:
         return iso(self.time_ms, self.precision) if self.time_ms else ""
 
 
-Span = str | int | None | Name | Command | Value | Answered | Time
+Span = str | int | None | Name | NextCommand | Value | Answered | Time
 """A piece of a line: a `str` is words of ours, an `int` a count, None a count that is not known."""
 Line = tuple[Span, ...]
 """Pieces that follow each other; blanks between them are theirs."""

@@ -13,7 +13,7 @@ from ...operations.disaster_recovery.recover_plan import RecoveryPlan
 from ...operations.disaster_recovery.replicate import Round
 from ...operations.disaster_recovery.replicate_plan import Todo
 from ...snapshot.cut.replicas import ReplicaCut
-from .document import Block, Cell, Command, Facts, Listing, Name, Page, Section, TableBlock, Time, Title, closing
+from .document import Block, Cell, Facts, Listing, Name, NextCommand, Page, Section, TableBlock, Time, Title, closing
 from .formats import duration, plural, size
 from .shown import Already, Result, Words, fields, operation
 from .status import verified
@@ -81,7 +81,7 @@ def recovered(done: Recovered, *, dry_run: bool) -> Words:
     if done.steps and not dry_run:
         yield _took(done.steps)
     if not dry_run:
-        yield "run it: ", Command(f"slackwater run FILE --store {root}")
+        yield "run it: ", NextCommand(f"slackwater run FILE --store {root}")
     plan = plan_data(done.plan) if done.plan is not None else None
     copied = round_data(root, done.caught_up) if done.caught_up is not None else None
     data = fields(done, "root", "app", "versions", "fenced", "not_caught_up", "resumed", plan=plan, caught_up=copied)

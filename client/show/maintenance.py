@@ -23,7 +23,7 @@ from ...snapshot.take.waiting import ask_whether_gone
 from ...store.versions.forgotten.under_way import Forgetting
 from ...store.versions.manifest import Manifest
 from . import values
-from .document import Block, Command, Name, Remark, TableBlock, Title
+from .document import Block, Name, NextCommand, Remark, TableBlock, Title
 from .formats import MOST_SHOWN, count, duration, in_folder, plural, size, windows
 from .shown import Already, Result, Words, fields, operation, result
 from .status import archives
@@ -228,7 +228,7 @@ def rewound(done: Rewound, *, dry_run: bool) -> Words:
         yield f"{had} had the name since, by a promotion: what was published under it meanwhile is not undone either"
     if done.snapshot and not dry_run:
         was = f"{app}@{done.snapshot}"
-        yield f"what was undone: {was}; back to it: ", Command(f"slackwater rewind {was}")
+        yield f"what was undone: {was}; back to it: ", NextCommand(f"slackwater rewind {was}")
         reads_on = "where it was" if plan.table_only else "from there"
         yield f"the next `slackwater run` reads on {reads_on}"
     changes = [fields(each, "table", "added", "removed", "changed") for each in done.changes]
@@ -266,7 +266,7 @@ def reset(done: ResetDone, *, dry_run: bool) -> Words:
             yield f"as it was: {app}@{done.snapshot}; it can be queried and compared; {gone}"
         else:
             was = f"{app}@{done.snapshot}"
-            yield f"as it was: {was}; back to it: ", Command(f"slackwater rewind {was}")
+            yield f"as it was: {was}; back to it: ", NextCommand(f"slackwater rewind {was}")
         yield "the next `slackwater run` reads on from there"
     names = ("stage", "version", "moved", "read_again", "skipped", "watermark_ms", "sinks", "made_again")
     told = {"reset": done.number or None, "snapshot": done.snapshot or None}
@@ -293,7 +293,7 @@ def edited(done: EditDone, before: Manifest, *, with_values: bool, dry_run: bool
             yield f"and {more:,} more; --json gives all"
     if changes is not None and not dry_run:
         yield "nothing was sent on for it: what reads this stage has what it was sent before"
-        yield "as it was: ", Command(f"slackwater query {stage}@v{done.version - 1}")
+        yield "as it was: ", NextCommand(f"slackwater query {stage}@v{done.version - 1}")
     kinds = changes.kinds().tolist() if changes is not None else []
     counts = {kind: kinds.count(kind) for kind in ("added", "removed", "changed")}
     told = {"version": done.version or None, "before": before.version, "runner": done.runner or None}
@@ -312,7 +312,7 @@ def rescaled(done: Rescaled, *, dry_run: bool) -> Words:
         yield f"would rescale {what} with v{done.version}"
     else:
         yield f"rescaled {what} with v{done.version}; {plural(done.ssts, 'SST')} kept as they are"
-        yield "a runner that is on stops now; go on with them: ", Command("slackwater run FILE")
+        yield "a runner that is on stops now; go on with them: ", NextCommand("slackwater run FILE")
     return asdict(done)
 
 
@@ -336,7 +336,7 @@ def retired(done: Retired, *, dry_run: bool) -> Words:
     for sender, versions in done.unread.items():
         yield f"it has not read {plural(versions, 'version')} of {sender}, which gc keeps no longer for it"
     if not dry_run:
-        yield "see its last state: ", Command(f"slackwater query {stage}"), "; a program that has it brings it back"
+        yield "see its last state: ", NextCommand(f"slackwater query {stage}"), "; a program that has it brings it back"
     return data
 
 
@@ -404,7 +404,7 @@ def forgot(done: Forgot, of: str, *, dry_run: bool) -> Words:
     yield ""
     yield from _reach(done.out_of_reach)
     if not dry_run:
-        yield "look: ", Command(f"slackwater verify {of} --forgotten --key TABLE=KEY")
+        yield "look: ", NextCommand(f"slackwater verify {of} --forgotten --key TABLE=KEY")
     return asdict(done)
 
 
@@ -420,7 +420,7 @@ def _looked(found: Looked, of: str) -> Iterator[Block]:
         yield from _held(found.held)
         yield from _unread([each for each in found.held if each.what == UNREAD])
         if any(each.what != UNREAD for each in found.held):
-            yield "take them out: ", Command(f"slackwater forget {of} --key TABLE=KEY")
+            yield "take them out: ", NextCommand(f"slackwater forget {of} --key TABLE=KEY")
     elif found.unproved:
         records = plural(sum(each.records for each in found.unproved), "record")
         yield Title(f"not proved: nothing of {where} was found to hold any of {keys}, and {records} cannot be told")
@@ -445,7 +445,7 @@ def _looked(found: Looked, of: str) -> Iterator[Block]:
 def given_up(app: str, note: Forgetting) -> Words:
     """That a forget that broke off is nobody's any more."""
     yield f"gave up what {note.by} began {instants.when(note.time_ms)}: keys of {app} may be left in some objects"
-    yield "whoever has the keys forgets them anew: ", Command("slackwater forget")
+    yield "whoever has the keys forgets them anew: ", NextCommand("slackwater forget")
     return {"app": app, "by": note.by, "time_ms": note.time_ms}
 
 

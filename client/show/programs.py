@@ -20,7 +20,7 @@ from ...snapshot.query.log import batches_brought
 from ...store.sst.arrow_types import python_values
 from ...store.versions.manifest import Column
 from . import formats, values
-from .document import Block, Cell, Command, TableBlock, Title
+from .document import Block, Cell, NextCommand, TableBlock, Title
 from .formats import MOST_SHOWN, plural
 from .report import Mask
 from .shown import Already, Result, Words, fields, operation
@@ -51,8 +51,8 @@ def _migrated(done: Migrated, file: str, dry_run: bool) -> Iterator[Block]:
     before = f"{app}@{done.snapshot}"
     yield f"migration {done.number} of {app} is done: {plural(len(done.versions), 'commit')}, no data rewritten"
     yield f"before it: {before}"
-    yield "run it: ", Command(f"slackwater run {file} --app {app}")
-    clone = Command(f"slackwater clone {before} {app}-before")
+    yield "run it: ", NextCommand(f"slackwater run {file} --app {app}")
+    clone = NextCommand(f"slackwater clone {before} {app}-before")
     yield "back to before, beside it: ", clone, f", and run the old program with --app {app}-before"
 
 
@@ -71,7 +71,7 @@ def initialised(done: Initialised, program: str, *, dry_run: bool) -> Words:
         begins = f"at {starts}" if starts else "where the program says"
         yield f"{', '.join(done.others)} {'begins' if len(done.others) == 1 else 'begin'} without rows, {begins}"
     if not dry_run:
-        yield "the first run goes on from here: ", Command(f"slackwater run {program} --app {done.app}")
+        yield "the first run goes on from here: ", NextCommand(f"slackwater run {program} --app {done.app}")
     return asdict(done)
 
 
@@ -425,7 +425,7 @@ def adopted(done: Adopted, program: str) -> Words:
     if done.checksum is not None:
         yield f"equal to what Spark reads at that batch: {done.checksum}"
     yield f"it reads on from {formats.offsets(done.offsets.items())}"
-    yield "the first run goes on from there: ", Command(f"slackwater run {program} --app {done.app}")
+    yield "the first run goes on from there: ", NextCommand(f"slackwater run {program} --app {done.app}")
     checksum = asdict(done.checksum) if done.checksum is not None else None
     return asdict(done) | {"already": done.already, "checksum": checksum}
 
@@ -435,7 +435,7 @@ def emitted(path: str, stage: str, checkpoint: str) -> Result:
     return Result(
         {"program": path, "stage": stage},
         f"wrote {path}, which declares the stage {stage}; its function is still to be written",
-        ("then: ", Command(f"slackwater adopt {checkpoint} {path} --stage {stage} --dry-run")),
+        ("then: ", NextCommand(f"slackwater adopt {checkpoint} {path} --stage {stage} --dry-run")),
     )
 
 

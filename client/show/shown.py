@@ -8,7 +8,7 @@ from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec
 
 from ...common.printable import printable
-from .document import Block, Command, Facts, Listing, Remark, TableBlock, Title, spans, text_of
+from .document import Block, Facts, Listing, NextCommand, Remark, TableBlock, Title, spans, text_of
 from .picture import Timeline
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Result(Shown):
         """Return the result for whoever types: its commands have the options that reach the store."""
 
         def typed(span: Any) -> Any:
-            return span.with_flags(flags) if isinstance(span, Command) else span
+            return span.with_flags(flags) if isinstance(span, NextCommand) else span
 
         blocks = (tuple(map(typed, block)) if isinstance(block, tuple) else typed(block) for block in self.blocks)
         return Result(self.data, *blocks, notes=self.notes, failed=self.failed)

@@ -17,7 +17,7 @@ from ...snapshot.take.audit_log import Operation
 from ...store.versions.apps import taken_back
 from ...store.versions.manifest import AppInfo
 from . import formats, values
-from .document import Block, Cell, Command, TableBlock, Title
+from .document import Block, Cell, NextCommand, TableBlock, Title
 from .formats import plural, size, store_flag
 from .history import table_diff
 from .shown import Already, Result, Words, fields, operation, result
@@ -33,7 +33,7 @@ def taken(snapshot: Snapshot, *, already: bool) -> Words:
     yield f"{'done already: ' if already else ''}snapshot {name} {done}: {versions(snapshot)}"
     if rows := sum(kept.rows for kept in snapshot.channels):
         yield f"{plural(rows, 'record')} on the way between stages kept with it"
-    yield "query it: ", Command(f'slackwater query {name} "SELECT …"')
+    yield "query it: ", NextCommand(f'slackwater query {name} "SELECT …"')
     return snapshot
 
 
@@ -176,9 +176,9 @@ def _made_of(plan: ClonePlan, flags: str, dry_run: bool) -> Iterator[Block]:
     queries = {stage: at.attached for stage, at in plan.source.stages.items() if at.attached is not None}
     for stage, query in queries.items():
         follow = f"slackwater attach {query.checkpoint} --app {plan.info.name} --stage {stage}{flags}"
-        yield "to have it follow the query, too: ", Command(follow)
+        yield "to have it follow the query, too: ", NextCommand(follow)
     if not queries:
-        yield "run it: ", Command(f"slackwater run FILE --app {plan.info.name}{flags}")
+        yield "run it: ", NextCommand(f"slackwater run FILE --app {plan.info.name}{flags}")
 
 
 def _is_of(place: str, table: str) -> bool:
@@ -269,8 +269,8 @@ def promoted(done: Promoted, *, with_values: bool, dry_run: bool) -> Words:
         if not dry_run:
             old = f"{plan.name}~1 the one in folder {plan.over}, whose runner stops"
             yield f"{plan.name} is the app in folder {plan.to} from here on, and {old}"
-            yield "start it from now on as: ", Command(f"slackwater run FILE --app {plan.name}")
-            yield "back: ", Command(taken_back(plan.name, plan.over)), f", once {plan.name}~1 runs again, silent"
+            yield "start it from now on as: ", NextCommand(f"slackwater run FILE --app {plan.name}")
+            yield "back: ", NextCommand(taken_back(plan.name, plan.over)), f", once {plan.name}~1 runs again, silent"
     names = ("table", "added", "removed", "changed")
     changes = [
         fields(each, *names, rows=values.changed_rows(each.changes) if with_values else None) for each in done.changes

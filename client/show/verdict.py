@@ -21,7 +21,7 @@ from ...snapshot.diff.key_changes import KeyChanges
 from ...snapshot.query.log import batches_brought
 from ...store.versions.manifest import Program
 from . import formats
-from .document import Block, Cell, Command, Name, Span, TableBlock, Time, Title
+from .document import Block, Cell, Name, NextCommand, Span, TableBlock, Time, Title
 from .formats import MOST_SHOWN, plural
 from .shown import Result, fields
 from .values import changes, for_json, grid, readable, stream, word
@@ -149,9 +149,9 @@ def blocks(
     yield f"found with {effort}{others}; to go on:"
     query = shlex.quote(found.where or f"FROM {found.stage}")
     for ref in filter(None, (found.good_ref, found.bad_ref)):
-        yield "  ", Command(f"slackwater query {ref} {query}")
+        yield "  ", NextCommand(f"slackwater query {ref} {query}")
     if found.good_ref and clone:
-        yield "  ", Command(f"slackwater clone {found.good_ref} {clone}")
+        yield "  ", NextCommand(f"slackwater clone {found.good_ref} {clone}")
 
 
 def notes(found: Verdict, edge: str = "") -> Iterator[str]:
@@ -395,8 +395,8 @@ def wanted(search: KeptSearch, cut: Cut, left: int) -> Result:
     return Result(
         {"app": app, "wanted": ref, "cut": cut.versions, "left": left},
         f"look at {ref or 'the beginning'}, {instants.when(cut.time_ms)}; about {left} more after it:",
-        *([("  ", Command(f"slackwater query {ref} 'FROM {table}'"))] if ref and table else []),
-        ("and say what it is: ", Command(f"slackwater bisect good {app}"), " (or bad, or skip)"),
+        *([("  ", NextCommand(f"slackwater query {ref} 'FROM {table}'"))] if ref and table else []),
+        ("and say what it is: ", NextCommand(f"slackwater bisect good {app}"), " (or bad, or skip)"),
     )
 
 
@@ -432,7 +432,7 @@ def broken(verdict: Verdict, cause: Cause, invariant: Invariant) -> Iterator[Blo
         yield f"it read {formats.windows(map(str, verdict.lineage.sources))}"
     good = f" --good {verdict.good_ref}" if verdict.good_ref else ""
     where = shlex.quote(invariant.where)
-    search = Command(f"slackwater bisect {verdict.app}{good} --bad {verdict.bad_ref} --where {where}")
+    search = NextCommand(f"slackwater bisect {verdict.app}{good} --bad {verdict.bad_ref} --where {where}")
     yield search, " tells more"
 
 
