@@ -112,6 +112,6 @@ def test_what_is_printed_has_the_names_that_are_typed_next(world: World) -> None
     assert "slackwater promote --back --over p gives the name back" in said
     assert "give either STAGING or --back" in refused("promote", "s", "--back", "--over", "p", code=2)
     back = world.promote("p", "", calm=True)
-    shown = repr(snapshots.promoted(back, "", with_values=False, dry_run=False))
+    shown = repr(snapshots.promoted(back, with_values=False, dry_run=False))
     assert "p is the app in folder p from here on, and p~1 the one in folder s, whose runner stops" in shown
     assert "back: slackwater promote s --over p, once p~1 runs again, silent" in shown

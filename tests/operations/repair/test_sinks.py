@@ -54,7 +54,7 @@ def given(done: Rewound) -> list[tuple[str, int]]:
 
 
 def words(done: Rewound) -> str:
-    return str(rewound(done, "", dry_run=True))
+    return str(rewound(done, dry_run=True))
 
 
 def test_it_is_counted_across_promotions_there_and_back(world: World, cache: SstCache) -> None:

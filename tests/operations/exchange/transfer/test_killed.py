@@ -43,9 +43,12 @@ def test_an_export_that_is_killed_anywhere_leaves_no_folder_and_the_same_call_wr
         store = AgingStore()
         return running(store), store
 
-    whole, store = aging()
-    with told_of_writes(store, monkeypatch), store.requests() as made:
-        expected = leave(whole, SstCache(tmp_path / "cache", 1 << 30), tmp_path / "whole").export
+    # Counted in the second world: what the first one reads, the process knows in all that follow.
+    for number in range(2):
+        whole, store = aging()
+        path, cache = tmp_path / f"whole-{number}", SstCache(tmp_path / f"cache-of-{number}", 1 << 30)
+        with told_of_writes(store, monkeypatch), store.requests() as made:
+            expected = leave(whole, cache, path).export
     assert sum(each.startswith("write ") for each in made) == len(list(expected.files)) + 1
     assert made[-1].endswith(f"/{DOCUMENT}")
     for point in crash_points(len(made) - 1):
