@@ -72,14 +72,14 @@ def normalise_keys(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     for name in columns:
         index = rows.schema.get_field_index(name)
         field = rows.schema.field(index)
-        if _has_floats(field.type):
+        if has_floats(field.type):
             rows = rows.set_column(index, field, _normalise(_one_array(rows.column(index))))
     return rows
 
 
 def has_negative_zero(column: pa.Array | pa.ChunkedArray) -> bool:
     """Say if a value of a column, or of a field of its structs, is -0.0, which is no key of its own here."""
-    if not _has_floats(column.type):
+    if not has_floats(column.type):
         return False
     plain = _one_array(column)
     if pa.types.is_struct(plain.type):
@@ -157,9 +157,10 @@ def _digest(column: pa.Array, seeds: U64) -> U64:
     return np.where(np.asarray(column.is_valid()), hashed, hash_u32(np.zeros(len(column), np.uint32), ~seeds))
 
 
-def _has_floats(kind: pa.DataType) -> bool:
+def has_floats(kind: pa.DataType) -> bool:
+    """Say if values of a type are floats, or structs with floats in them."""
     if pa.types.is_struct(kind):
-        return any(_has_floats(kind.field(number).type) for number in range(kind.num_fields))
+        return any(has_floats(kind.field(number).type) for number in range(kind.num_fields))
     return bool(pa.types.is_floating(kind))
 
 

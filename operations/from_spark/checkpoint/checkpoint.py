@@ -264,10 +264,10 @@ class Checkpoint:
         if not rows.exists():
             with self.frame(table, batch) as frame:
                 frame.write.parquet(str(rows))
-            for file in rows.glob("*.parquet"):
+            for file in rows.glob("*.parquet") if table.float_keys else ():
                 with pq.ParquetFile(file) as part:
-                    for some in part.iter_batches(columns=table.key.names):
-                        table.check_keys(some)
+                    for batch_of_keys in part.iter_batches(columns=table.float_keys):
+                        table.check_keys(batch_of_keys)
         return rows
 
     def _tables(self, newest: int) -> tuple[StateTable, ...]:

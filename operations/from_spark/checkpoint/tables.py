@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 from ....errors import Refused, Usage
 from ....pipeline.source.spark_types import arrow_of
 from ....store.sst.arrow_types import from_arrow, to_arrow
-from ....store.sst.hashing import has_negative_zero
+from ....store.sst.hashing import has_floats, has_negative_zero
 from ....store.versions.column_types import in_backticks
 from .operators import Kept, Operator
 from .protocol import DUE_AT, EXISTS
@@ -107,9 +107,14 @@ class StateTable:
         """All columns, the key's first."""
         return pa.schema([*self.key, *self.values])
 
+    @property
+    def float_keys(self) -> list[str]:
+        """Names of the key's columns that have floats in them."""
+        return [column.name for column in self.key if has_floats(column.type)]
+
     def check_keys(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Raise `Refused` where a key has -0.0: before Spark 4.2 `dropDuplicates` keeps it apart from 0.0."""
-        if names := [name for name in self.key.names if has_negative_zero(rows[name])]:
+        if names := [name for name in self.float_keys if has_negative_zero(rows[name])]:
             raise Refused(
                 f"the state {self.name or self.kind!r} has a key with -0.0 in {names[0]!r}: before Spark 4.2 "
                 "dropDuplicates keeps it apart from 0.0, which slackwater does not",
