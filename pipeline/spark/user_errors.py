@@ -15,8 +15,7 @@ from functools import cache
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from pyspark import SparkContext
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkRuntimeError
 
 from ... import errors
 from ...common.validation import nearest
@@ -81,9 +80,11 @@ def _expected(error: Exception) -> str:
 
 
 def _is_before_spark(error: Exception) -> bool:
-    """Say if Spark raised it for want of a session."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return SparkContext._active_spark_context is None and frames[-1].f_globals["__name__"].startswith("pyspark.")
+    """Say if Spark raised it for want of a session: by its class of error, or by an assertion that there is one."""
+    if isinstance(error, PySparkRuntimeError):
+        return error.getCondition() == "SESSION_OR_CONTEXT_NOT_EXISTS"
+    raised_at = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    return isinstance(error, AssertionError) and "_active_spark_context" in raised_at
 
 
 def reason_of(error: Exception) -> str:

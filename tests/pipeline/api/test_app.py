@@ -241,6 +241,14 @@ def test_what_needs_a_spark_before_there_is_one_is_told_to_wait_for_it(line: str
     assert "hint: Spark starts after the program is read: call Spark's functions inside the function" in done.stderr
 
 
+def test_what_spark_refuses_for_another_reason_is_not_told_to_wait_for_it(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text("from pyspark.sql import types as T\nT.StructType([1])\n")
+    load = "from slackwater.pipeline.run.program import load_app; load_app('shop.py')"
+    done = subprocess.run([sys.executable, "-c", load], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "Refused: the program does not run: shop.py, line 2: " in done.stderr
+    assert "hint: fix it and run again" in done.stderr
+
+
 def test_an_error_in_a_module_beside_the_program_is_told_with_the_line_there(program: Callable[..., App]) -> None:
     with pytest.raises(Refused, match=r": prices_of_shop\.py, line 2: KeyError: 'tea'"):
         program("import prices_of_shop", prices_of_shop="\n{}['tea']")
