@@ -104,9 +104,10 @@ class Copier:
 
     def _has(self, key: str, size_bytes: int) -> bool:
         folder = _folder(key)
-        if folder not in self._sizes:
-            self._sizes[folder] = {info.key: info.size_bytes for info in self.target.list(folder)}
-        return self._sizes[folder].get(key) == size_bytes
+        with self._lock:  # of several that ask for a folder at once, one lists it
+            if folder not in self._sizes:
+                self._sizes[folder] = {info.key: info.size_bytes for info in self.target.list(folder)}
+            return self._sizes[folder].get(key) == size_bytes
 
 
 def _folder(key: str) -> str:
