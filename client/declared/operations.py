@@ -146,7 +146,7 @@ class ExpiredOptions(TypedDict, total=False):
     """How clones are removed whose time is over."""
 
     topics: Annotated[bool, Param("Also delete its repartition topics and consumer groups in Kafka.")]
-    fence: Annotated[bool, Param("Fence a running app; its runner stops.")]
+    fence: Fence
     dry_run: DryRun
 
 
@@ -171,7 +171,7 @@ class RefreshOptions(GuardedOptions, total=False):
     is lost. Safe to re-run after an interruption.
     """
 
-    fence: Annotated[bool, Param("Fence a running app; its runner stops.")]
+    fence: Fence
 
 
 class CloneOptions(TypedDict, total=False):

@@ -34,14 +34,6 @@ def tight(written: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield Ask(url)
 
 
-@pytest.fixture(scope="module")
-def hasty(written: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
-    from .conftest import serving
-
-    with serving(written.store.url, tmp_path_factory.mktemp("cache"), options=HASTY) as url:
-        yield Ask(url)
-
-
 def test_rows_of_a_query_and_of_what_moment_they_are(written: FlightsApp, tight: Ask) -> None:
     found = tight(QUERY, sql="SELECT carrier, flights FROM carriers ORDER BY 1").json
     assert found["rows"] == [
@@ -84,8 +76,8 @@ def test_rows_beyond_what_is_given_are_cut_off_and_that_is_said(tight: Ask) -> N
         "WITH RECURSIVE t AS (SELECT 1 AS a UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t",
     ],
 )
-def test_what_takes_too_long_is_stopped(hasty: Ask, sql: str) -> None:
-    began_s = time.monotonic()
+def test_what_takes_too_long_is_stopped(own: Callable[..., Ask], sql: str) -> None:
+    hasty, began_s = own(options=HASTY), time.monotonic()
     answer = hasty(QUERY, sql=sql)
     assert (answer.status, answer.json["error"]) == (413, "TooMuch")
     assert "more than 1 s" in answer.json["message"]
