@@ -16,7 +16,7 @@ _AT_LEAST_ONE = {"ge": 1}
 
 
 class GuardedOptions(TypedDict, total=False):
-    """What all operations have that could lose something."""
+    """Options of all operations that could lose something."""
 
     yes_really: YesReally
     dry_run: DryRun
@@ -143,7 +143,7 @@ class RetentionOptions(TypedDict, total=False):
 
 
 class ExpiredOptions(TypedDict, total=False):
-    """How clones are removed whose time is over."""
+    """Options of the removal of expired clones."""
 
     topics: Annotated[bool, Param("Also delete its repartition topics and consumer groups in Kafka.")]
     fence: Fence
@@ -151,7 +151,7 @@ class ExpiredOptions(TypedDict, total=False):
 
 
 class RemoveCloneOptions(ExpiredOptions, GuardedOptions, total=False):
-    """How a clone is removed."""
+    """Options of the removal of a clone."""
 
 
 class RemoveOptions(RemoveCloneOptions, total=False):
@@ -210,7 +210,7 @@ class CloneOptions(TypedDict, total=False):
 
 
 class RenameOptions(TypedDict, total=False):
-    """What is called otherwise in a changed program."""
+    """Columns and stages that have another name in a changed program."""
 
     rename: Annotated[
         Names,
@@ -231,7 +231,7 @@ class RenameOptions(TypedDict, total=False):
 
 
 class MigrateOptions(RenameOptions, total=False):
-    """How an app goes on with a changed program."""
+    """Options of a migration."""
 
     dry_run: DryRun
 

@@ -8,7 +8,7 @@ from ...common.parameters import Param
 from ...store.versions.keys import NAME
 
 When = str | date | timedelta
-"""What stands behind the `@` of a ref; a `datetime`; a `date`, whose first instant is meant; or so long ago."""
+"""Text behind the `@` of a ref; a `datetime`; a `date`, whose first instant is meant; or so long ago."""
 _NAME_OR_NONE = {"pattern": rf"^({NAME})?$", "max_length": 200, "examples": ["carriers"]}
 _OFFSET = {"pattern": r"^[a-zA-Z0-9._-]{1,249}:[0-9]{1,6}:[0-9]{1,19}$"}
 _SQL = {"max_length": 100_000}
@@ -16,7 +16,7 @@ _REF = {"pattern": r"^[^\x00-\x1f]*$", "max_length": 200}
 
 
 class MomentOptions(TypedDict, total=False):
-    """Which moment a server answers from."""
+    """Choice of the moment that a server answers from."""
 
     stage: Annotated[str, Param("Name of a stage; without it, all stages are meant.", limits=_NAME_OR_NONE)]
     min_offsets: Annotated[
@@ -44,7 +44,7 @@ class DiffOptions(TypedDict, total=False):
 
 
 class WrongOptions(TypedDict, total=False):
-    """What is wrong, and between which moments it became so."""
+    """The condition that tells bad moments from good ones, and the moments to search between."""
 
     where: Annotated[
         str, Param("Bad if this query returns rows, or if this condition is true for a row.", "SQL", limits=_SQL)
@@ -73,7 +73,7 @@ class WrongOptions(TypedDict, total=False):
 
 
 class SearchOptions(WrongOptions, total=False):
-    """The same, and which change is meant."""
+    """The same, the table of the condition, and the change to find."""
 
     table: Annotated[
         str,
@@ -89,7 +89,7 @@ class SearchOptions(WrongOptions, total=False):
 
 
 class VerifyOptions(TypedDict, total=False):
-    """How a moment is proved."""
+    """Options of a verification."""
 
     deep: Annotated[
         bool, Param("Read every object, the whole history and the records in Kafka, instead of listing sizes: slow.")

@@ -91,7 +91,7 @@ def result(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
 
 
 class Already(Title):
-    """What an operation found done, so that it changed nothing."""
+    """A title of an operation that was done already and changed nothing."""
 
 
 def operation(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:

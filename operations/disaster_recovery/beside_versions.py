@@ -48,7 +48,7 @@ def _check_name(copier: Copier, app: str, name: str) -> None:
 
 
 def _is_copy(source: ObjectStore, target: ObjectStore, app: str) -> bool:
-    """Whether an app of the target, if there is one of that name, is a copy of the one of the source."""
+    """Say if the target has no app of that name, or a copy of the source's."""
     there, here = apps.find_app(target, app), apps.find_app(source, app)
     return there is None or (here is not None and here.created_ms == there.created_ms)
 

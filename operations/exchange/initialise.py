@@ -268,7 +268,7 @@ class Initialised:
     others: tuple[str, ...] = ()
     """The app's other stages, which begin empty."""
     starts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Where these begin to read, by topic; else where the program says."""
+    """Offsets at which these begin to read, by topic; other topics begin where the program says."""
 
 
 def initialise(

@@ -38,7 +38,7 @@ _STATE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class KafkaChannels:
-    """What `snapshot` and `operations` ask of Kafka (`snapshot.cut.kafka_topics.Topics`)."""
+    """The topics of a Kafka, as `snapshot` and `operations` ask for them (`snapshot.cut.kafka_topics.Topics`)."""
 
     kafka: Kafka = field(repr=False)
     patience_s: float = 60

@@ -33,7 +33,7 @@ class Topics(Protocol):
         """The first offset of each partition whose record has this time or a later one; the end where none has."""
 
     def retention_ms(self, topic: str, /) -> int | None:
-        """How long a topic keeps records, -1 for ever; None where nobody says."""
+        """Retention of a topic in milliseconds, -1 for ever; None where it is unknown."""
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
         """Check that a topic can be read on from these offsets, one per partition.
@@ -94,5 +94,5 @@ class Topics(Protocol):
 
 
 def internal_topic(app: str, stage: str, sink_name: str) -> str:
-    """Where committed rows of a sink wait for their publisher. Raises `Usage` where that is too long for a topic."""
+    """Return the topic in which rows of a sink wait for their publisher. Raises `Usage` where its name is too long."""
     return check_topic(f"{app}-{stage}-{sink_name}-sink")

@@ -121,7 +121,7 @@ class Migration(Struct, frozen=True):
 
     @property
     def verb(self) -> str:
-        """What did it, in the words of the log of operations."""
+        """The verb, as the log of operations has it."""
         return KINDS[self.kind].verbs[0]
 
     @property

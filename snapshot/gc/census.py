@@ -19,9 +19,9 @@ class ObjectKind:
     place: str
     """Its key; `<word>` stands for one part of a name."""
     what: str
-    """What it is; where `gc` is empty, also how long garbage collection keeps it."""
+    """A description; where `gc` is empty, also how long garbage collection keeps the object."""
     named_by: str = ""
-    """What has its key; empty where its name says what it is."""
+    """The object that has its key; empty for objects that are found by their names."""
     gc: Literal["", "unreachable", "unnamed", "replaced"] = ""
     """Which ones go: versions that nothing reaches, what nothing names, what a higher number took the place of."""
     forget: Literal["", "rewrites", "masks", "refuses"] = ""
@@ -31,9 +31,9 @@ class ObjectKind:
     remove: Literal["then", "first", "last", "note", "stays"] = "then"
     """When it goes: `last` the newest of each stage, `note` once all else has gone."""
     verify: Literal["", "cut", "app", "read"] = ""
-    """Whether it is checked: those of the cut, or all. `read`: the verb is refused without it."""
+    """Objects that are checked: those of the cut, or all. `read`: the verb is refused without it."""
     export: Literal["", "document", "rows", "read"] = ""
-    """Whether `export.json` says what it says, or files have its rows. `read`: the verb is refused without it."""
+    """Place of its content in an export: `export.json`, or files of rows. `read`: export is refused without it."""
 
 
 _row = ObjectKind

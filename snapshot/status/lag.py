@@ -1,4 +1,4 @@
-"""How far a stage is behind what it reads, by manifests and the ends of topics."""
+"""Lag of stages behind their inputs, by manifests and the ends of topics."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

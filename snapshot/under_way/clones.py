@@ -55,7 +55,7 @@ def _roots(pins: list[Snapshot]) -> list[str]:
 
 
 def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
-    """Whether the app for which a snapshot was pinned is there, or is being made.
+    """Say if the app for which a snapshot was pinned exists, or is being made.
 
     Raises `Refused` where that cannot be told.
     """
@@ -95,5 +95,5 @@ def shared(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, froze
 
 
 def under(root: str) -> str:
-    """Where an app lies, in words; nothing for the same root."""
+    """Return the root of an app as messages add it; empty for the same root."""
     return f" under {root}" if root else ""

@@ -15,7 +15,7 @@ from .signs import SIGNS, Sign, UnderWay
 
 
 class Intent(Enum):
-    """What is to be done to an app, as its sentence calls it."""
+    """An operation on an app, by its name in messages."""
 
     RUN = "a run"
     SNAPSHOT = "a snapshot by markers"
@@ -119,7 +119,7 @@ _THEN: Final[Mapping[tuple[UnderWay, Intent], str]] = {
 """The next step of a cell, where it is another one than the sign's."""
 
 HERE: Final = (UnderWay.COPY, UnderWay.LEFT)
-"""What says that the app runs elsewhere."""
+"""The columns of an app that runs elsewhere."""
 
 
 def check_exclusion(store: ObjectStore, app: str, intent: Intent, *columns: UnderWay, dry_run: bool = False) -> None:

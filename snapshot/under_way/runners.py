@@ -19,9 +19,9 @@ from ...store.versions.manifest import Manifest
 from ...store.versions.notes import Notes
 
 BEAT_S = 15.0
-"""How often a runner writes its sign of life."""
+"""Seconds between two signs of life of a runner."""
 FRESH_S = 60.0
-"""How old one may be: a few may be late or lost, and clocks differ."""
+"""Age in seconds up to which one counts: a few may be late or lost, and clocks differ."""
 _FORGOTTEN_MS = 3_600_000
 
 
@@ -35,9 +35,9 @@ class Beat(Struct, frozen=True):
     stages: dict[limits.Name, limits.Epoch]
     """The stages it has claimed, and under which epoch."""
     batches: dict[limits.Name, limits.Count] = {}
-    """Of those that are the state of a query of Spark's, how many batches the query had committed."""
+    """Batches that the followed Spark query had committed, by stage; of stages that follow one."""
     waits: dict[limits.Name, limits.Line] = {}
-    """Of those that worked at nothing, what they waited for, as far as the runner knew."""
+    """The reason for which a stage waits, by stage; of idle stages, as far as the runner knew."""
 
 
 RUNNERS = Notes(Beat, keys.runners, lambda runner: runner.writer)
@@ -55,7 +55,7 @@ def beats(store: ObjectStore, app: str, now_ms: int) -> tuple[Beat, ...]:
 def lapsed(
     store: ObjectStore, app: str, pause: Callable[[], None], now_ms: Callable[[], int] = instants.now_ms
 ) -> bool:
-    """Whether nobody runs the app any more: False once a runner gives a new sign of life while this waits.
+    """Say if nobody runs the app any more: False once a runner gives a new sign of life while this waits.
 
     A runner that was killed leaves its last one, which counts for a minute: `pause` is called until that is over.
     """
@@ -99,7 +99,7 @@ class Heart:
 
 
 def batches_behind(head: Manifest, alive: Iterable[Beat]) -> int | None:
-    """How many batches of its query a stage lacks, as far as whoever follows it has said; None where nobody has."""
+    """Return the batches that a stage is behind its Spark query, by its follower's sign of life; None without one."""
     said = [
         runner.batches[head.stage]
         for runner in alive

@@ -1,4 +1,4 @@
-"""What may be under way in an app, and how it is seen there: a note, a version or a sign of life, and its sentence."""
+"""Things under way in an app, each with how it is detected (a note, a version, a sign of life) and its message."""
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -36,7 +36,7 @@ class UnderWay(Enum):
 
 
 class Sign(NamedTuple):
-    """What was seen."""
+    """A thing under way that was detected."""
 
     under_way: UnderWay
     fact: str
@@ -141,4 +141,4 @@ SIGNS: Final[Mapping[UnderWay, Callable[[ObjectStore, str], Sign | None]]] = {
     UnderWay.CLONES: _clones,
     UnderWay.RECOVERY: _recovery,
 }
-"""How `exclusion.check` looks for each, in this order; of the others, whoever lists stages or promotes hears."""
+"""How `check_exclusion` detects each, in this order. Listing stages detects the first two, promoting a promotion."""

@@ -31,7 +31,7 @@ class Copier:
     objects: int = 0
     copied_bytes: int = 0
     _sizes: dict[str, dict[str, int]] = field(default_factory=dict)
-    """What lies in folders of the target, by folder and key: listed once, and kept up to date."""
+    """Sizes of the target's objects in bytes, by folder and key: listed once, then kept up to date."""
     _lock: Lock = field(default_factory=Lock)
 
     def ssts(self, wanted: Iterable[Sst], *, may_be_gone: bool) -> None:
@@ -62,11 +62,11 @@ class Copier:
         do_all(lambda info: self.one(info.key), self.missing(infos), self.workers)
 
     def missing(self, infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-        """Those that are not there in this length."""
+        """Return the objects that the target lacks, or has in another length."""
         return [info for info in infos if not self._has(info.key, info.size_bytes)]
 
     def changed(self, infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-        """Those that are there in another length."""
+        """Return the objects that the target has in another length."""
         return [info for info in self.missing(infos) if info.key in self._sizes[_folder(info.key)]]
 
     def one(self, key: str) -> bool:

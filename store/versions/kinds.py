@@ -28,49 +28,49 @@ class Traits:
     """Verbs of the log of operations that commit one, the usual one first; empty for what only runners commit."""
 
     fences: bool = True
-    """Whether it takes the stage from its writer: it has the next epoch, and the writer's next commit fails."""
+    """True if it takes the stage from its writer: it has the next epoch, and the writer's next commit fails."""
     beside_batches: bool = False
-    """Whether others commit it between two batches, under the epoch of the stage's writer, which builds on it."""
+    """True if others commit it between two batches, under the epoch of the stage's writer, which builds on it."""
     taken: str = "taken over"
-    """What became of a stage, for the writer that such a version fenced."""
+    """The fate of the stage, as its fenced writer is told."""
     then: str = GO_ON
     """The next step of whoever runs that writer; `{name}` and `{back}` are those of the promotion."""
 
     may_begin: bool = False
-    """Whether it may be a stage's version 1 with nothing before it."""
+    """True if it may be a stage's version 1 with nothing before it."""
     retires: bool = False
-    """Whether the stage has no part in its app from this version on."""
+    """True if the stage has no part in its app from this version on."""
     follows_retiring: bool = False
-    """Whether it may follow a version that retires the stage: it brings the stage back, or takes it back further."""
+    """True if it may follow a version that retires the stage: it brings the stage back, or takes it back further."""
     for_next_program: bool = False
-    """Whether it belongs to the program whose claim comes next."""
+    """True if it belongs to the program whose claim comes next."""
 
     claims: bool = False
-    """Whether a runner took the stage with it. It names the program."""
+    """True if a runner took the stage with it. It names the program."""
     reads_records: bool = False
-    """Whether it is a batch, which read records of the stage's inputs and can be replayed."""
+    """True if it is a batch, which read records of the stage's inputs and can be replayed."""
     writes_rows: bool = False
-    """Whether its rows have a `_seq` of their own."""
+    """True if its rows have a `_seq` of their own."""
     changes_rows: bool = True
-    """Whether the table may hold other rows than before it, beside those that expire with time."""
+    """True if the table may hold other rows than before it, beside those that expire with time."""
     brings_rows: bool = False
-    """Whether the stage begins with it, with a table that no batch made."""
+    """True if the stage begins with it, with a table that no batch made."""
     begins: Literal["", "clone", "renamed"] = ""
     """Why a history begins with it under a number above 1: a clone's, or that of a stage's new name; empty if none."""
     restarts: bool = False
-    """Whether inputs, channels and sinks may come and go with it, and lost records be passed over."""
+    """True if inputs, channels and sinks may come and go with it, and lost records be passed over."""
     sets_sinks: bool = False
-    """Whether sinks may come and go with it."""
+    """True if sinks may come and go with it."""
     sets_offsets: bool = False
-    """Whether users' topics are read on from elsewhere after it."""
+    """True if users' topics are read on from elsewhere after it."""
     ends_replays: bool = False
-    """Whether no batch after it is replayed upon other rows than it left."""
+    """True if no batch after it is replayed upon other rows than it left."""
     shows_reading: bool = False
-    """Whether the log shows how many rows it read, and how long it took."""
+    """True if the log shows how many rows it read, and how long it took."""
 
     @property
     def by_runner(self) -> bool:
-        """Whether only a runner commits one: the stage had a runner then."""
+        """True if only a runner commits one: the stage had a runner then."""
         return self.claims or self.reads_records
 
 

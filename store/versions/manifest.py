@@ -495,7 +495,7 @@ class Manifest(Struct, frozen=True):
 
     @property
     def traits(self) -> Traits:
-        """What its kind is, and what follows from that."""
+        """The declaration of its kind."""
         return KINDS[self.kind]
 
     @property
@@ -515,7 +515,7 @@ class Manifest(Struct, frozen=True):
 
     @property
     def has_read(self) -> bool:
-        """Whether it is a batch that read records, and not only markers."""
+        """True for a batch that read records, and not only markers."""
         return self.traits.reads_records and any(read.rows for read in self.inputs.values())
 
 

@@ -39,9 +39,9 @@ class UnlikeRows:
     """Rows of one output that only one of two runs sends, or more often than the other."""
 
     missing: pa.Table
-    """Of the first run."""
+    """Rows that only the first run sends."""
     added: pa.Table
-    """Of the second."""
+    """Rows that only the second run sends."""
 
     @classmethod
     def of(cls, first: pa.Table, second: pa.Table, largest: float = 0.0) -> Self:
