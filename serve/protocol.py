@@ -24,7 +24,7 @@ class Protocol(HttpToolsProtocol):
     _name = ""
     _is_in_head = True
 
-    def connection_made(self, transport: Any) -> None:  # noqa: D102
+    def connection_made(self, transport: Any) -> None:
         if len(self.connections) >= self.most:
             self._make_room()
         super().connection_made(transport)
@@ -53,11 +53,11 @@ class Protocol(HttpToolsProtocol):
         """The address at the other end."""
         return self.client[0] if self.client else ""
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
+    def connection_lost(self, exc: Exception | None) -> None:
         self._wait(begins=False)
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:  # noqa: D102
+    def data_received(self, data: bytes) -> None:
         was_in_head, self._part_bytes = self._is_in_head, len(data)
         super().data_received(data)
         if not (was_in_head and self._is_in_head):
@@ -67,18 +67,18 @@ class Protocol(HttpToolsProtocol):
             self._wait(begins=False)
             self.send_400_response("The request's head is too large.")
 
-    def on_message_begin(self) -> None:  # noqa: D102
+    def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_in_head = True
         if self._name:
             self.scope["extensions"] = {"tls": {"client_cert_name": self._name}}
         self._wait()
 
-    def on_headers_complete(self) -> None:  # noqa: D102
+    def on_headers_complete(self) -> None:
         self._is_in_head = False
         super().on_headers_complete()
 
-    def on_message_complete(self) -> None:  # noqa: D102
+    def on_message_complete(self) -> None:
         self._wait(begins=False)
         self.idle_since_s = self.loop.time()
         self._is_in_head, self._head_bytes = True, -self._part_bytes  # of what came, nothing counts for the next

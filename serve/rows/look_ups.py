@@ -45,7 +45,7 @@ Key = tuple[object, ...]
 class InThread(Protocol):
     """Calls a function where it may wait, and gives what it gives."""
 
-    def __call__(self, function: Callable[[], T], /) -> Coroutine[Any, Any, T]: ...  # noqa: D102
+    def __call__(self, function: Callable[[], T], /) -> Coroutine[Any, Any, T]: ...
 
 
 @dataclass(frozen=True, slots=True)
