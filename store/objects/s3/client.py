@@ -1,7 +1,7 @@
-"""S3 clients of this process, and what their errors mean.
+"""S3 clients of this process, and the translation of their errors.
 
-They are made of AWS sessions: this machine's own, or one that knows only what another process handed over. Encryption
-at rest is requested with everything that a client creates, and checked.
+A client belongs to an AWS session: this machine's own, or one that uses only the configuration that another process
+handed over. Clients request encryption at rest for each object that they create, and check the answer.
 """
 
 import os
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 _CONNECTIONS = 32
 _AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
 _AWS_OWN = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
-"""The endpoint of a client that was given a region and nothing else."""
+"""Endpoints that a client derives from the region alone."""
 _USER = re.compile(r"//[^/]*@")
 
 _NO_FILE = (None, None, os.devnull, None)
-"""In place of where botocore looks for a file: setting, variable, default, conversion."""
+"""Definition of a botocore setting that points to no file: setting, variable, default, conversion."""
 
 _CREDENTIALS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 _RIGHTS_HINT = "they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket here"
@@ -64,16 +64,16 @@ _REASONS = (
 
 
 class Connection(NamedTuple):
-    """What the stores of a process share when they are in the same place."""
+    """Client, credentials and retry budget that the stores of a process share for one place."""
 
     s3: "S3Client"
     endpoint: str
-    """Where it talks to, as people may read it: without user and password."""
+    """Endpoint URL without user and password, safe to print."""
     budget: RetryBudget
     credentials: Credentials | None
-    """Those that it signs with, which renew themselves where they are temporary; None when nothing names any."""
+    """Signing credentials, which renew themselves if they are temporary; None if none are configured."""
     elsewhere: S3Place
-    """What another process needs to get there as this one does, besides credentials."""
+    """Endpoint, region and settings that another process needs to reach the same place."""
 
 
 _connections: LRUCache[tuple[object, ...], Connection] = LRUCache(64)
@@ -90,11 +90,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def connection(place: S3Place, read_timeout_s: float) -> Connection:
-    """This process's client for a place, which waits so long for an answer: made once (some 0.1 s), for many threads.
+    """Return this process's client for a place, created once (about 0.1 s) and shared by all threads.
 
-    A forked child gets its own, because parent and child must not talk over the same connections; so does a process
-    whose AWS environment has changed. Raises `Usage` where the endpoint is not a URL, and `Refused` where the AWS
-    configuration cannot be used, such as a profile that does not exist.
+    A forked child gets a client of its own, because parent and child must not share connections; so does a process
+    whose AWS environment has changed. `read_timeout_s` is the longest wait for an answer. Raises `Usage` if the
+    endpoint is not a URL, and `Refused` if the AWS configuration cannot be used, such as a profile that does not exist.
     """
     key = (os.getpid(), place, read_timeout_s, tuple(sorted(aws_variables(os.environ).items())))
     with _lock:
@@ -107,7 +107,7 @@ def _connect(place: S3Place, read_timeout_s: float) -> Connection:
     settings = place.settings
     try:
         session = session_at(place)
-        s3 = _make(session, place, read_timeout_s)
+        s3 = _new_client(session, place, read_timeout_s)
         bundle = str(session._session.get_config_variable("ca_bundle") or "")
         credentials = session.get_credentials()
     except ValueError as error:
@@ -127,7 +127,7 @@ def _connect(place: S3Place, read_timeout_s: float) -> Connection:
     return Connection(s3, endpoint, budget, credentials, elsewhere)
 
 
-def _make(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client":
+def _new_client(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client":
     # One attempt each: `retry` repeats them, with a patience and words of our own.
     config = Config(
         connect_timeout=min(place.settings.connect_timeout_s, read_timeout_s),
@@ -142,31 +142,31 @@ def _make(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client"
         response_checksum_validation="when_required",
     )
     verify = place.ca_bundle or None
-    made = session.client("s3", endpoint_url=place.endpoint_url or None, config=config, verify=verify)
+    client = session.client("s3", endpoint_url=place.endpoint_url or None, config=config, verify=verify)
     # Only the client knows which endpoint the environment and the configuration files name.
-    endpoint = without_credentials(made.meta.endpoint_url)
+    endpoint = without_credentials(client.meta.endpoint_url)
     if "@" in endpoint:
         raise ValueError("it has a '@' behind its host")
     if not (urlsplit(endpoint).hostname or "").endswith(_AWS_HOSTS):
         config = config.merge(elsewhere)
-    elif endpoint == made.meta.endpoint_url:
-        return made
+    elif endpoint == client.meta.endpoint_url:
+        return client
     return session.client("s3", endpoint_url=endpoint, config=config, verify=verify)
 
 
 class _Handed(Credentials):
-    """Credentials that another process handed over last; to botocore also the resolver, which finds them."""
+    """Latest credentials from another process; botocore also uses this object as their resolver."""
 
     def __init__(self) -> None:
         super().__init__("", "", method="handed over")
         self.now = ReadOnlyCredentials("", "", None, None)
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
-        """What the next request is signed with."""
+        """Return the credentials for the next request."""
         return self.now
 
     def load_credentials(self) -> Self:
-        """These."""
+        """Return these credentials."""
         return self
 
 
@@ -174,9 +174,9 @@ _handed: dict[S3Place, _Handed] = {}
 
 
 def take(access: S3Access) -> S3Place:
-    """From now on requests to this place are signed with these credentials, also those of clients that are there.
+    """Sign requests to the place with these credentials from now on, in existing clients too. Returns the place.
 
-    So a worker that lives long has one client for a place, however often the credentials change.
+    So a long-lived worker keeps one client for a place, however often the credentials change.
     """
     new = access.credentials
     # One assignment: nobody signs with halves of two.
@@ -187,9 +187,9 @@ def take(access: S3Access) -> S3Place:
 
 
 def session_at(place: S3Place) -> Session:
-    """The session of this machine, or for a place that was handed over one to which this machine says nothing.
+    """Return this machine's AWS session, or for a handed-over place one that ignores this machine's configuration.
 
-    Raises `Refused` where the place wants a file that this machine has not, and `BotoCoreError` where this machine's
+    Raises `Refused` if the place needs a file that this machine does not have, and `BotoCoreError` if this machine's
     configuration cannot be used.
     """
     if not place.handed_over:
@@ -201,21 +201,21 @@ def session_at(place: S3Place) -> Session:
             hint="AWS_CA_BUNDLE is that of the process that runs the app; put the file on each machine that has tasks",
         )
     # This machine's profile and files may be somebody else's.
-    nothing = {"profile": (None, None, None, None), "config_file": _NO_FILE, "credentials_file": _NO_FILE}
-    core = Core(nothing)
+    overrides = {"profile": (None, None, None, None), "config_file": _NO_FILE, "credentials_file": _NO_FILE}
+    core = Core(overrides)
     core.set_config_variable("ignore_configured_endpoint_urls", True)
     core.register_component("credential_provider", _handed[place])
     return Session(botocore_session=core, region_name=place.region)
 
 
 def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
-    """Let a client ask for the settings' encryption whenever it creates an object, at once or in parts.
+    """Make a client request the configured encryption for each object that it creates, by one put or in parts.
 
-    In the client and not at the calls: a call that forgets it would write in the clear, and boto3's transfer manager
-    does not know all of its parameters.
+    Set on the client and not on each call: a call that forgot it would write unencrypted, and boto3's transfer manager
+    does not accept all of the parameters.
 
     From then on such a request raises:
-        Refused: the server, as `where` names it, did not say that it has encrypted the object.
+        Refused: the server, as `where` names it, did not confirm that it encrypted the object.
     """
     if not settings.sse:
         return
@@ -244,27 +244,27 @@ def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
 
 
 def without_credentials(url: str) -> str:
-    """The URL without user and password. S3 takes neither, and boto3's errors would show them."""
+    """Return the URL without user and password. S3 does not use them, and boto3's errors would show them."""
     return _USER.sub("//", url, count=1)
 
 
 def error_code(error: boto.ClientError) -> str:
-    """S3's word for what went wrong; the HTTP status where the answer had no words."""
+    """Return S3's error code, or the HTTP status if the answer has no code."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 @contextmanager
 def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> Iterator[None]:
-    """Errors of boto3 in our words. Answers with an `expected` code pass through as `ClientError`.
+    """Raise errors of boto3 as slackwater's. Answers with an `expected` code pass through as `ClientError`.
 
-    Codes and not HTTP statuses: 404 is also what a web server says that is none of S3's, and what versitygw says to
-    credentials that it does not know.
+    Decides by error code and not by HTTP status: web servers that are not S3 also answer 404, and so does versitygw to
+    unknown credentials.
 
     Raises:
-        TransientError: no answer, or one that asks to come again.
+        TransientError: no answer, or an answer that asks for a retry.
         NotFound: there is no such bucket.
         Forbidden: credentials or permissions.
-        Refused: the region, or anything else that will not pass by itself.
+        Refused: the region, or any other error that a retry cannot fix.
     """
     where = f"{endpoint}, bucket {bucket!r}"
     try:
