@@ -89,7 +89,7 @@ class Retry:
     recovery.
     """
 
-    what: str
+    server: str
     """Name of the server for messages, without credentials."""
     patience_s: float
     """Time for which one request is retried, in seconds from its first failure."""
@@ -132,10 +132,10 @@ class Retry:
                 # A rest that the clock is too coarse to see would never be slept away.
                 if left_s < _SHORTEST_S:
                     raise Unavailable(
-                        f"{self.what} did not answer for {elapsed_s:.0f} s: {error}",
+                        f"{self.server} did not answer for {elapsed_s:.0f} s: {error}",
                         hint=address_of(self.setting) or "see that it runs and can be reached from here",
                     ) from error.__cause__
-                trying = f"{self.what} does not answer ({error}); trying again for {self.patience_s:.0f} s"
+                trying = f"{self.server} does not answer ({error}); trying again for {self.patience_s:.0f} s"
                 self._away(began_s, _QUIET_S, trying)
                 paid, delay_s = self._back_off(delay_s, left_s)
             except Exception:
@@ -148,7 +148,7 @@ class Retry:
     def _silent(self) -> None:
         if not self._has_answered:
             since_s = self.clock() - self.silent_s
-            self._away(since_s, 0, f"{self.what} has not answered for {self.silent_s:.0f} s")
+            self._away(since_s, 0, f"{self.server} has not answered for {self.silent_s:.0f} s")
 
     def _away(self, since_s: float, quiet_s: float, silence: str) -> None:
         """Record that the server has been unreachable since `since_s`; warn once if that is at least `quiet_s` ago."""
@@ -186,4 +186,4 @@ class Retry:
             away_since, reported = self._away_since, self._reported
             self._away_since, self._reported = None, False
         if reported and away_since is not None:
-            _log.warning("%s is back after %.0f s", self.what, self.clock() - away_since)
+            _log.warning("%s is back after %.0f s", self.server, self.clock() - away_since)

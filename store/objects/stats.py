@@ -51,10 +51,10 @@ class Stats(Struct, frozen=True, omit_defaults=True):
     commit_ms: Sum = 0
 
     def __add__(self, other: "Stats") -> "Stats":
-        return Stats(*(left + right for left, right in zip(astuple(self), astuple(other), strict=True)))
+        return Stats(*(own + other_count for own, other_count in zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, other: "Stats") -> "Stats":
-        return Stats(*(left - right for left, right in zip(astuple(self), astuple(other), strict=True)))
+        return Stats(*(own - other_count for own, other_count in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def requests(self) -> int:

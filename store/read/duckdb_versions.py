@@ -76,8 +76,8 @@ def register(
     by_name = expires or table.ttl is not None
     paths = {stay.sst.object: cache.sql_path(store, stay.sst) for stay in stays}
     rows = " UNION ALL ".join(
-        f"SELECT {group.select(con, scanned)}, {list(group.places)}[file_index::BIGINT + 1] AS file_index, "
-        f"file_row_number FROM {from_files([paths[stays[i].sst.object] for i in group.places], by_name=by_name)}"
+        f"SELECT {group.select(con, scanned)}, {list(group.positions)}[file_index::BIGINT + 1] AS file_index, "
+        f"file_row_number FROM {from_files([paths[stays[i].sst.object] for i in group.positions], by_name=by_name)}"
         for group in alike([stay.sst for stay in stays], paths, table)
     )
     # No column of a table has the names that SSTs call their own.

@@ -94,7 +94,7 @@ def register(
                 con,
                 f"{name}_{prefix}{number}",
                 group.select(con, columns),
-                [(unmapped[position], paths[unmapped[position].object]) for position in group.places],
+                [(unmapped[position], paths[unmapped[position].object]) for position in group.positions],
                 hidden,
                 # Some may be from before the table got a ttl, and lack the column.
                 by_name=table.ttl is not None,
@@ -172,7 +172,7 @@ def _newest_rows(
 class Alike:
     """SSTs with the same columns."""
 
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     """Positions in the sequence passed to `alike`."""
     reading: Reading | None = None
     """Conversion of their rows to the table's columns; None if the columns are the same."""
