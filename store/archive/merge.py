@@ -122,7 +122,7 @@ def _commit_object(
     store.put(item.object, data)
     newest = index.change(store, archive, update, by=by, now_ms=now_ms)
     if item not in newest.objects:
-        with suppress(OSError):  # nobody names it: a collection takes it otherwise
+        with suppress(OSError):  # garbage collection deletes it otherwise
             store.delete(item.object)
     elif clock.now() - began > _QUICK_S and not exists(store, item.object):
         store.put(item.object, data)

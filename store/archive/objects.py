@@ -55,7 +55,7 @@ class ArchiveWriter:
         if not records.num_rows:
             return
         if self._waiting_rows >= _LEAST_ROWS and records["partition"][0].as_py() != self._last[0]:
-            # Who reads one partition reads none of another.
+            # So that a reader of one partition reads no rows of another.
             self._write()
         self._check_order(records)
         self.num_rows += records.num_rows
@@ -297,7 +297,7 @@ class _Pieces(io.RawIOBase):
         data = self._piece(self._at, length)
         if data is None:
             try:
-                # Who reads the whole of it, a piece at a time, does not keep them.
+                # Sequential reads of the whole object are not cached.
                 data = self._store.get_range(self._one.object, self._at, length)
                 if len(data) != length:
                     raise damaged(self._one, f"expected {length} bytes from {self._at} on, found {len(data)}")

@@ -43,7 +43,7 @@ class Archive:
             try:
                 records = self._opened(item)
             except Corruption:
-                # Where keys were forgotten, what an index replaced is gone at once.
+                # A forget deletes replaced objects at once.
                 head = newest(self.store, self.index.app, self.index.topic, self.index.life, previous=self.index)
                 if head is None or item in head.objects:
                     raise
@@ -58,7 +58,7 @@ class Archive:
                 yield part, item
 
     def _opened(self, item: ArchiveObject) -> "ArchivedRecords":
-        # Readers of Kafka have this module, and seldom an object to read: Parquet takes long to load.
+        # Imported late: Kafka readers import this module, rarely read objects, and Parquet is slow to load.
         from .objects import ArchivedRecords
 
         if self._open is None or self._of != item.object:

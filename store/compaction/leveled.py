@@ -113,7 +113,7 @@ class _Tree:
         while True:
             top = min(self._level[sst] for sst in inputs)
             into = max(into, *(self._level[sst] for sst in inputs))
-            # Their hashes, within the partition, out to the bounds of the level's slots.
+            # The inputs' hashes, within the partition, extended to the bounds of the level's slots.
             slots = self._slots(max(1, top))
             first = of_hash(max(self._low, min(sst.hash_min for sst in inputs)), slots)
             last = of_hash(min(self._high, max(sst.hash_max for sst in inputs)), slots)
@@ -131,7 +131,7 @@ class _Tree:
     def _compaction(self, inputs: frozenset[Sst], window: tuple[int, int], into: int) -> Compaction:
         oldest = min(sst.seq_min for sst in inputs)
         older = [sst for sst in overlapping(self._ssts, *window) if sst not in inputs and sst.seq_max < oldest]
-        # A level may be cut anywhere between its slots until there is something below to be kept apart.
+        # The level may be cut at any slot bound, and must be cut around slots that have older SSTs below.
         slots = self._slots(into)
         first, last = of_hash(window[0], slots), of_hash(window[1], slots)
         below = (touched(sst, slots) for sst in older)

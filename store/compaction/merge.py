@@ -97,7 +97,7 @@ def run(
             highs = np.array([interval.high for interval in intervals])
             ends = np.searchsorted(rows.column(HASH).to_numpy(), highs, side="right").tolist()
             for interval, start, end in zip(intervals, [0, *ends[:-1]], ends, strict=True):
-                # One slice may fill many small SSTs, a put each.
+                # One slice may fill many small SSTs, each with a put.
                 if stop():
                     raise Stopped
                 if start < end:
@@ -113,7 +113,7 @@ def run(
     for sst in to_read:
         for other in touched(sst, compaction.partitions):
             if other != compaction.partition:
-                # Only cut, not merged: its place among the runs stays, and so does its level.
+                # Only cut, not merged: it keeps its place among the runs and its level.
                 window = bounds(other, compaction.partitions)
                 outputs += write((sst,), other, sst.level, window, compaction.partitions)
     return Done(compaction, outputs)
@@ -178,10 +178,10 @@ def merge_rows(
     schema = sst_schema(table)
     if names is not None:
         schema = pa.schema([field for field in schema if field.name in names])
-    # Those from before the table got a ttl lack a column. What becomes of any slice of them has it.
+    # SSTs from before the table got a ttl lack `_expires_at`; merged rows always have the column.
     rows = pa.concat_tables([completed(part, schema) for part in parts]).combine_chunks()
     order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select([column.name for column in table.key]))
-    # Of equal keys the first came from the newest input.
+    # The first row of equal keys is from the newest input.
     keep = order[~repeats]
     if drop_tombstones:
         keep = keep[rows.column(OP).to_numpy()[keep] != TOMBSTONE]
@@ -290,7 +290,7 @@ class _RollingWriter:
         self._table, self._finish = table, finish
         self._target_file_bytes, self._row_bytes = target_file_bytes, row_bytes
         self._done: list[Sst] = []
-        # Of the SST that is being written:
+        # State of the SST being written:
         self._writer: SstWriter | None = None
         self._waiting: list[pa.Table] = []
         self._num_waiting = self._waiting_bytes = 0
@@ -301,7 +301,7 @@ class _RollingWriter:
         self._waiting.append(rows)
         self._num_waiting += rows.num_rows
         self._waiting_bytes += rows.nbytes
-        # Rows are written in whole row groups, however few come at a time.
+        # Only whole row groups are written, however few rows come at a time.
         if self._num_waiting >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
             self._write(self._num_waiting // ROW_GROUP_ROWS * ROW_GROUP_ROWS or self._num_waiting)
 

@@ -51,7 +51,7 @@ def _encoded(
     for block in blocks:
         count = block.stored.num_rows
         keep = pa.array(~chosen(block)) if chosen is not None else None
-        # Those from before the table got a ttl lack a column.
+        # SSTs from before the table got a ttl lack `_expires_at`.
         stored = [name for name in schema.names if name != EXPIRES or name in block.stored.schema.names]
         for start in range(0, count, _SLICE_ROWS):
             rows = pa.Table.from_batches([block.rows(stored, start, min(_SLICE_ROWS, count - start))])

@@ -163,7 +163,7 @@ class SstCache:
         self._folder = CacheFolder(folder, max_bytes)
         self._parquet = ParquetCopies(self._folder)
         self._lock = RLock()
-        # By name of the SST's file.
+        # Keyed by the SST's file name.
         self._mapped: LRUCache[str, Mapped] = LRUCache(_MAX_OPEN)
         self._touched: TTLCache[str, None] = TTLCache(_MAX_OPEN, _TOUCH_S)
         """Mapped files whose last use was recorded within `_TOUCH_S`."""
@@ -333,7 +333,7 @@ class SstCache:
         now_s = time.monotonic()
         with self._lock:
             if now_s - self._dropped_s > _TOUCH_S:
-                # Now and then: mapped files that were evicted would hold on to the disk's space.
+                # Once in a while, because evicted files keep their disk space while they are mapped.
                 self._dropped_s = now_s
                 for evicted in [file for file in self._mapped if not self._folder.has(file + _ARROW)]:
                     del self._mapped[evicted]

@@ -65,7 +65,7 @@ class CacheFolder:
             if size > self.max_bytes:
                 return False
             self._make_room(size)
-            # Whoever was faster wrote the same bytes, and somebody may have pinned them already.
+            # A concurrent writer wrote the same bytes, and its file may be pinned already.
             if not (self.path / name).exists():
                 temporary.replace(self.path / name)
         except OSError as error:
@@ -82,7 +82,7 @@ class CacheFolder:
 
     def has(self, name: str) -> bool:
         """Return True if the file exists; does not count as a use."""
-        return os.path.exists(f"{self.path}/{name}")  # noqa: PTH110  asked for each SST of each look-up
+        return os.path.exists(f"{self.path}/{name}")  # noqa: PTH110  called for each SST of each look-up
 
     def size_of(self, name: str) -> int:
         """Return the bytes of the file; 0 if it does not exist."""
@@ -98,7 +98,7 @@ class CacheFolder:
         except FileNotFoundError:
             return False
         except OSError:
-            pass  # a folder that cannot be written: the file is there, and its time of use does not matter
+            pass  # the folder is read-only: the file exists, and nothing is evicted
         return True
 
     def remove(self, name: str) -> None:
@@ -118,7 +118,7 @@ class CacheFolder:
             descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
-        # A file system without locks does not keep us from reading; then only the time of use protects the file.
+        # On a file system without locks, only the recent use protects the file from eviction.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         if os.fstat(descriptor).st_nlink == 0:
@@ -161,7 +161,7 @@ class CacheFolder:
         except BlockingIOError:
             return False
         except OSError:
-            # A file system without locks: nobody can have pinned it either.
+            # A file system without locks has no pinned files.
             self.remove(name)
         else:
             self.remove(name)

@@ -47,7 +47,7 @@ def _values(column: pa.Array) -> Callable[[int], object]:
     types, kind = pa.types, column.type
     is_number = types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind)
     if is_number and not column.null_count:
-        # A tenth of what one of Arrow's scalars costs.
+        # Costs a tenth of an Arrow scalar.
         return np.asarray(column).data.__getitem__
     if types.is_string(kind) and not column.null_count and (data := column.buffers()[2]) is not None:
         ends = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4).data

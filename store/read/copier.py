@@ -104,7 +104,7 @@ class Copier:
 
     def _has(self, key: str, size_bytes: int) -> bool:
         folder = _folder(key)
-        with self._lock:  # of several that ask for a folder at once, one lists it
+        with self._lock:  # concurrent callers list a folder only once
             if folder not in self._sizes:
                 self._sizes[folder] = {info.key: info.size_bytes for info in self.target.list(folder)}
             return self._sizes[folder].get(key) == size_bytes

@@ -72,7 +72,7 @@ class Block:
         """
         if not self.sparse.size or hashes.size <= _FEW:
             return self.hashes.searchsorted(hashes)
-        # The last row that is known to come before, or the block's first.
+        # The last sampled row below each hash, or the block's first row.
         at = np.searchsorted(self.sparse, hashes) * _SPARSE
         step = _SPARSE // 2
         while step:
@@ -103,7 +103,7 @@ class Block:
             positions, hashes = positions[low:high], hashes[low:high]
         at = self.find(hashes)
         while positions.size:
-            # A hash beyond the block's, or a collision, may lead beyond its last row.
+            # A hash above the block's, or a collision, may lead past its last row.
             candidates = (self.hashes.take(at, mode="clip") == hashes) & (at < self.hashes.size)
             if not candidates.any():
                 return

@@ -72,7 +72,7 @@ def register(
     expires = any(may_have_expired(stay.sst, manifests[stay.last].clock_ms) for stay in stays)
     scanned = [*columns, *([EXPIRES] if expires else [])]
     shown = ", ".join(f"seen.{quoted(column)}" for column in columns)
-    # Some may be from before the table got a ttl, and lack the column.
+    # SSTs from before the table got a ttl lack the column.
     by_name = expires or table.ttl is not None
     paths = {stay.sst.object: cache.sql_path(store, stay.sst) for stay in stays}
     rows = " UNION ALL ".join(
@@ -80,7 +80,7 @@ def register(
         f"file_row_number FROM {from_files([paths[stays[i].sst.object] for i in group.positions], by_name=by_name)}"
         for group in alike([stay.sst for stay in stays], paths, table)
     )
-    # No column of a table has the names that SSTs call their own.
+    # No table column has a reserved name.
     seen = (
         f"SELECT stored.*, "
         f"unnest(range(coalesce(span.first, stay.first), coalesce(span.last, stay.last) + 1)) AS {SEQ} "
@@ -133,7 +133,7 @@ def _spans(store: ObjectStore, cache: SstCache, stays: Sequence[_Stay], table: T
 
 def _row_spans(stay: _Stay, hidden: dict[Sst | None, npt.NDArray[np.int64]]) -> Iterator[_Spans]:
     """Yield the spans of rows that are hidden at some position; an empty span for rows that are never visible."""
-    # How many SSTs hide a row, and the place from which on it has been seen; -1 while it is not.
+    # Number of SSTs that hide each row, and the position since which the row is visible; -1 while it is hidden.
     hiding, since = np.zeros(stay.sst.rows, np.int32), np.full(stay.sst.rows, stay.first, np.int64)
     changed = np.zeros(stay.sst.rows, np.bool_)
     for position, added, removed in stay.changes:

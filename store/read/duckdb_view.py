@@ -82,7 +82,7 @@ def register(
     unexpired = f"({EXPIRES} IS NULL OR {EXPIRES} > {clock_ms})"
     parts: list[duckdb.DuckDBPyRelation] = []
     selects: list[str] = []
-    # An expired row is left out only when its SST is read: it still hides those before it.
+    # Expired rows are filtered only when their SST is read, because they still hide older rows.
     for prefix, expires, condition in (("a", False, "true"), ("b", True, unexpired)):
         ssts = [sst for sst in manifest.ssts if may_have_expired(sst, clock_ms) == expires]
         parts += _mapped_rows(
@@ -96,7 +96,7 @@ def register(
                 group.select(con, columns),
                 [(unmapped[position], paths[unmapped[position].object]) for position in group.positions],
                 hidden,
-                # Some may be from before the table got a ttl, and lack the column.
+                # SSTs from before the table got a ttl lack the column.
                 by_name=table.ttl is not None,
                 condition=condition,
             )
@@ -122,11 +122,11 @@ def _mapped_rows(
         for mapped, hidden in group:
             table = mapped.stored
             if hidden is not None:
-                # In the place of `_op`, which no query asks for: whether a row is hidden.
+                # Reuse the column `_op`, which no query selects, for the flag of hidden rows.
                 is_hidden = np.zeros(table.num_rows, np.bool_)
                 is_hidden[hidden] = True
                 table = table.set_column(table.schema.get_field_index(OP), OP, pa.array(is_hidden))
-            # Each thread takes a batch at a time.
+            # DuckDB's threads each process one batch at a time.
             batches += table.to_batches(max_chunksize=_BATCH_ROWS)
         relation = con.from_arrow(pa.Table.from_batches(batches))
         layout = Alike((), group[0][0].reading, EXPIRES in group[0][0].stored.schema.names)
@@ -221,7 +221,7 @@ def alike(ssts: Sequence[Sst], paths: Mapping[str, Path], table: Table) -> tuple
 def from_files(paths: Iterable[Path], *, by_name: bool, filename: bool = False) -> str:
     """Return a FROM clause over these files; `by_name` if some may lack a column, `filename` adds the path."""
     files = ", ".join(literal(str(path)) for path in paths)
-    # A folder named a=b is no column.
+    # A folder named a=b must not become a column.
     options = f"{', union_by_name = true' if by_name else ''}{', filename = true' if filename else ''}"
     return f"read_parquet([{files}], hive_partitioning = false{options})"
 

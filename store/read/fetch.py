@@ -10,7 +10,7 @@ from ..versions.manifest import Sst
 
 def file_name(sst: Sst) -> str:
     """Return the name of local copies: the object's own, and the checksum in case two roots have the same name."""
-    # Without pathlib: each look-up asks this of each SST.
+    # Without pathlib, because each look-up calls this for each SST.
     return f"{sst.object.rpartition('/')[2].removesuffix('.parquet')}-{sst.checksum}"
 
 

@@ -99,7 +99,7 @@ class PageIndex:
         return min(_MAX_BYTES, 1_000 + len(self.checksums) + sum(array.nbytes for array in arrays))
 
 
-# By name of the SST's file; indexes by row group, too, and filters by chunk.
+# Keyed by the SST's file name; indexes also by row group, filter chunks also by row group and number.
 _footers: LRUCache[str, Footer] = LRUCache(
     _MAX_BYTES,
     lambda footer: min(_MAX_BYTES, _CHUNK_OBJECTS_BYTES * (4 + sum(len(group.columns) for group in footer.groups))),
@@ -138,7 +138,7 @@ def decode_footer(data: bytes, sst: Sst, table: Table) -> Footer:
     """Decode the footer from the object's last bytes. Raises `Corruption` if it is not what was written."""
     end = data[len(data) - sst.footer_bytes :]
     actual = xxhash.xxh3_128_hexdigest(end)
-    # Before anything looks at it: Arrow ends the process over some footers.
+    # Checked first, because some malformed footers crash Arrow.
     if actual != sst.footer_checksum:
         raise corrupt(sst, f"expected checksum {sst.footer_checksum} of its footer, found {actual}")
     try:

@@ -88,7 +88,7 @@ def _blocks(
         mapped = cache.bring(store, sst, table, reads)
     if mapped is not None:
         return mapped.blocks, None
-    # However often it is looked into, it is not fetched whole for that: the pages whose times fit are few.
+    # Repeated reads do not fetch the SST whole, because few pages have due times.
     ranged = RangedSst(store, sst, table, reads)
     parts = ranged.having(DUE, *span)
     return ranged.read(parts), ranged.next_after(DUE, span[1])
@@ -329,7 +329,7 @@ class _Search:
         Lazy: keys that were found in one SST are not missing for the next.
         """
         newest_first = sorted(ssts, key=lambda run: run.seq_max, reverse=True)
-        # Of few keys most SSTs can have none: two searches for all SSTs, and no step of numpy's for each.
+        # Most SSTs have none of a few keys: two searches for all SSTs avoid numpy calls for each.
         lows = self.hashes.searchsorted([sst.hash_min for sst in newest_first]).tolist()
         highs = self.hashes.searchsorted([sst.hash_max for sst in newest_first], side="right").tolist()
         for sst, low, high in zip(newest_first, lows, highs, strict=True):
@@ -347,7 +347,7 @@ class _Search:
 
     def _take(self, rows: pa.RecordBatch, positions: npt.NDArray[np.int64], same: npt.NDArray[np.bool_]) -> None:
         """Keep the rows that are the newest of their keys, where `same`."""
-        self._missing[positions[same]] = False  # also by a tombstone, or an expired row: an older one counts no more
+        self._missing[positions[same]] = False  # also for a tombstone or an expired row, which hides older rows
         if self.seqs.size:
             self.seqs[positions[same]] = rows.column(SEQ).to_numpy()[same]
         live = same & (np.asarray(rows.column(OP)) != TOMBSTONE)

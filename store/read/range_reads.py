@@ -32,7 +32,7 @@ def at_once() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="slackwater-read")
 
 
-# Spark forks its workers; a thread does not survive that.
+# Spark forks its workers, and threads do not survive a fork.
 os.register_at_fork(after_in_child=at_once.cache_clear)
 
 
@@ -90,7 +90,7 @@ def read_all(requests: Sequence[tuple[RangeReader, Sequence[tuple[int, int]]]]) 
     if parts:
         parts[0][1].reads.round_trips += 1
     chunks_by_reader: list[dict[int, list[bytes]]] = [{} for _ in requests]
-    # Where one fails, those that have not begun are cancelled.
+    # If one request fails, those not started yet are cancelled.
     run = at_once().map if len(parts) > 1 else map
     for (number, _, start, _, _), data in zip(parts, run(lambda part: part[1].get(*part[3:]), parts), strict=True):
         chunks_by_reader[number].setdefault(start, []).append(data)

@@ -66,7 +66,7 @@ class RangedSst:
         """
         locate([(self, hashes)], filtered=filtered)
         first, end = self._spans(hashes)
-        # A hash that ends one row group and begins the next passes if either lets it.
+        # A hash at the end of one row group and the start of the next passes if either filter passes it.
         passed, parts = np.zeros(len(hashes), np.bool_), []
         for group in np.flatnonzero(first < end).tolist():
             group_hashes = hashes[first[group] : end[group]]
@@ -126,7 +126,7 @@ class RangedSst:
         """Return the least value above `high` in pages outside of `having`, by the SST's statistics; None for none."""
         ranges = [self._ranges_of(column)]
         ranges += [index.ranges[column] for index in self._located.indexes.values() if column in index.ranges]
-        # Where all are null there is no range.
+        # All-null row groups and pages have empty ranges.
         later = [least[(least > high) & (least <= most)] for least, most in ranges]
         return min((int(values.min()) for values in later if values.size), default=None)
 
@@ -223,7 +223,7 @@ class RangedSst:
         except MALFORMED as error:
             raise corrupt(self._sst, f"pages of row groups {groups} cannot be decoded ({error})") from error
         rows = rows.combine_chunks()
-        # Pages of another object are whole, and their CRCs are right: see that these pages are those.
+        # Intact pages of another object have valid CRCs, so check that these are the expected pages.
         num_rows, least, most = (np.concatenate(arrays) for arrays in zip(*counts, strict=True))
         hashes, ends = rows.column(HASH).to_numpy(), np.cumsum(num_rows)
         if len(hashes) != ends[-1] or (hashes[ends - num_rows] != least).any() or (hashes[ends - 1] != most).any():

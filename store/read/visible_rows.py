@@ -87,7 +87,7 @@ class Hiding:
                 start += len(block.hashes)
             for sst, arrays in parts.items():
                 hidden[sst] = np.concatenate([np.empty(0, np.int64), *arrays])
-                # Unless it is larger than all that may be kept.
+                # `ValueError`: larger than the whole cache.
                 with _lock, suppress(ValueError):
                     _cached[pairs[sst]] = hidden[sst]
         return {sst: hidden[sst] for sst in newer}
@@ -105,7 +105,7 @@ class Hiding:
             return
         path = self._cache.parquet_path(self._store, sst)
         try:
-            # Its checksum was looked at when the path was asked for.
+            # `parquet_path` has verified the checksum.
             with pq.ParquetFile(path, memory_map=True) as file:
                 reading = check_shape(sst, self._table, file.schema_arrow, file.metadata.num_rows)
                 names = [HASH, *self.key, OP]

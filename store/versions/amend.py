@@ -97,7 +97,7 @@ def amend(
         if attempt > 1 or not change.epoch:
             head = newest(store, app, stage, head)
         if head is None and not KINDS[change.kind].may_begin:
-            head = history.read(store, app, stage, 1)  # says what there is
+            head = history.read(store, app, stage, 1)  # raises with the existing names
         if head is not None and not change.requires(head):
             return Amended(head, head)
         time_ms = now_ms if isinstance(now_ms, int) else now_ms()
@@ -156,7 +156,7 @@ def newest(store: ObjectStore, app: str, stage: str, previous: Manifest | None =
     else:
         head = previous
         if not freshness.is_fresh(app, stage, head.version + 1):
-            # A process that was asleep may find the number free because all there was is gone.
+            # After a suspension the number may be free because the whole history is gone.
             commit.check_there(store, head, head.version)
     freshness.saw_free(app, stage, head.version + 1 if head else 1, began)
     return head

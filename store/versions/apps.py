@@ -280,7 +280,7 @@ def read_app(store: ObjectStore, name: str) -> AppInfo:
 
 def list_apps(store: ObjectStore) -> tuple[str, ...]:
     """Return the names of the apps under the root, in order. Costs a listing, and one request for each folder."""
-    # A folder without that object is somebody else's.
+    # A folder without that object is not an app.
     return tuple(name for name in store.list_folders("") if exists(store, keys.app_info(name)))
 
 
@@ -295,10 +295,10 @@ def check_root(store: ObjectStore) -> None:
     """
     parent, _, folder = store.url.rpartition("/")
     for _ in range(_LEVELS):
-        if not folder or parent == "s3:/" or folder == store.url:  # the last is a store in memory
+        if not folder or parent == "s3:/" or folder == store.url:  # the last condition is for a store in memory
             return
         outer, info = store.at(parent or "/"), None
-        with suppress(Corruption, Refused, Usage):  # what may not be read, or is none of ours, says nothing
+        with suppress(Corruption, Refused, Usage):  # unreadable or foreign folders are skipped
             info = find_app(outer, folder)
         if info is not None:
             raise Refused(
@@ -317,7 +317,9 @@ def list_cloning(store: ObjectStore) -> tuple[str, ...]:
 def free_name(store: ObjectStore, name: str) -> str:
     """Return this name for a new app, or the first of `NAME-2`, `NAME-3`, … that no app has."""
     existing = list_apps(store)
-    return next(name for name in chain([name], map(f"{name}-{{}}".format, count(2))) if name not in existing)
+    return next(
+        candidate for candidate in chain([name], map(f"{name}-{{}}".format, count(2))) if candidate not in existing
+    )
 
 
 def being_removed(app: str) -> Refused:
@@ -348,7 +350,7 @@ def check_whole(app: str, folders: Container[str]) -> None:
 def _create(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppInfo:
     """Write the identity unless one exists, and return the stored one. Leaves no identity if it raises `Refused`."""
     key = keys.app_info(keys.check_name("app", info.name))
-    if not cloned:  # else that was asked before its note was written
+    if not cloned:  # otherwise checked before the note was written
         check_root(store)
         check_free(store, info.name)
 
@@ -359,16 +361,16 @@ def _create(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppIn
         check()
     elif (noted := find_cloning(store, info.name)) is None or noted.info != info:
         if find_app(store, info.name) == info:
-            return info  # whoever made it at the same time was done a moment before
+            return info  # a concurrent call has just completed it
         raise Refused(f"clone {info.name!r} was given up by somebody else while it was made", hint="say it again")
     stored = notes.add(store, key, info, under=lambda stored: keys.app_info(stored.name))
     if stored != info or cloned:
         return stored
     try:
-        check()  # a clone that was begun meanwhile looks for an identity when its note is there
+        check()  # a clone begun meanwhile checks for an identity after writing its note
         try_storage(store, key, info)
     except Refused:
-        # The next call would find it, and take it for an app whose storage was tried.
+        # Otherwise the next call would find the identity, and assume that the storage was tested.
         store.delete(key)
         raise
     return info
@@ -376,8 +378,8 @@ def _create(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppIn
 
 def try_storage(store: ObjectStore, key: str, info: Struct) -> None:
     """Raise `Refused` if storage overwrites, by put-if-absent, an object that was just put. Costs one request."""
-    # Every guarantee rests on conditional puts, and some S3 servers accept the header and overwrite all the
-    # same. The same bytes once more do no harm there, and show it before the first version is committed.
+    # All guarantees depend on conditional puts, and some S3 servers accept the header and overwrite anyway. Writing
+    # the same bytes again is harmless, and reveals such a server before the first commit.
     try:
         store.put_if_absent(key, codec.encode(info))
     except ObjectExists:

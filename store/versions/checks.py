@@ -115,7 +115,7 @@ def input_is_wrong(at: str, source: Input, stage: str) -> Iterator[Wrong]:
     if not source.upstream and source.version:
         yield Wrong(f"{at}.version", source.version, "0, since no stage writes this topic")
     for number, reset in enumerate(source.resets):
-        # One that was made again may have another number of partitions.
+        # A re-created topic may have another number of partitions.
         is_last = number == len(source.resets) - 1
         if source.upstream or (is_last and len(reset.ends) > len(source.offsets)):
             expected = f"of a user's topic, with an offset for each of {len(source.offsets)} partitions at most"
@@ -133,7 +133,7 @@ def _lost(at: str, lost: Lost, source: Input | None) -> Iterator[Wrong]:
     if not len(lost.starts) == len(lost.ends) == partitions:
         yield Wrong(f"{at}.ends", lost.ends, f"like starts as many numbers as offsets, {partitions}")
     elif not (source.upstream or all(map(int.__le__, lost.starts, lost.ends))):
-        # A repartition topic that was made again has offsets of its own.
+        # A re-created repartition topic has new offsets.
         yield Wrong(f"{at}.ends", lost.ends, f"nowhere before starts, {lost.starts}")
     if lost.rows and len(lost.rows) != partitions:
         yield Wrong(f"{at}.rows", lost.rows, f"as many numbers as offsets, {partitions}, or none")

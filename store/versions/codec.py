@@ -29,7 +29,7 @@ FORMAT = 1
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-# "deterministic" sorts what has no order of its own (dicts): equal values give equal bytes.
+# "deterministic" sorts dicts, so equal values give equal bytes.
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 _START = re.compile(rb'\{"format":([0-9]{1,9}),"xxh3_128":"([0-9a-f]{32})"')
@@ -112,7 +112,7 @@ def decode(data: bytes, as_type: type[T], *, key: str) -> T:
 
     Raises `Corruption` if the bytes were changed, are not this type's JSON, or have a format too new for this program.
     """
-    # Looking for a field all through the JSON would take a third of the time of decoding all of them.
+    # Decoding the whole object for one field would take a third of the time of decoding all fields.
     start = _START.match(data)
     number = int(start[1]) if start else _parse(data, _Header, as_type, key).format
     if number > FORMAT:
@@ -126,7 +126,7 @@ def decode(data: bytes, as_type: type[T], *, key: str) -> T:
     if start is None:
         raise damaged(key, f"({len(data)} bytes) is not what was written: it does not begin with a checksum")
     if xxhash.xxh3_128_hexdigest(data[start.end() :]) != (checksum := start[2].decode()):
-        _parse(data, _Header, as_type, key)  # what is not even JSON is reported as that
+        _parse(data, _Header, as_type, key)  # reports text that is not JSON
         raise damaged(key, f"({len(data)} bytes) is not what was written: its checksum is not {checksum}")
     value = _parse(data, as_type, as_type, key)
     for wrong in checks.relations(value):
@@ -181,11 +181,11 @@ def _first_wrong(raw: msgspec.Raw, kind: Any, path: str) -> str | None:
                 return message
         if not path:
             return ""
-        # The words of the field's own type, or what msgspec says.
+        # The description of the field's own type, or msgspec's message.
         descriptions = [
             meta.description for meta in getattr(kind, "__metadata__", ()) if getattr(meta, "description", None)
         ]
-        # JSON says control characters in letters already, but not all that a terminal obeys.
+        # JSON escapes ASCII control characters, but not all characters that a terminal interprets.
         text = bytes(raw)[: 4 * _MOST_SHOWN].decode(errors="replace")
         shown = _cut("".join(character if " " <= character <= "~" else ascii(character)[1:-1] for character in text))
         return f"{path} is {shown}; expected {[*descriptions, str(error).removeprefix('Expected ')][0]}"

@@ -22,7 +22,7 @@ _PLAIN = frozenset((*_NAMES, "date32"))
 """Arrow's names of the types of table columns, except decimals."""
 _DECIMAL = re.compile(r"decimal(?:128)?\((\d{1,2}), ?(\d{1,2})\)")
 _KNOWN = ", ".join([*_NAMES, "decimal128(p, s)"])
-# Spark does not quote the fields of a struct, which may have spaces inside.
+# Spark does not quote field names in a struct, even with spaces.
 _TOKEN = re.compile(r"`(?:[^`]|``)*`|(?!\s)(?:\[us, tz=UTC\]|[^<>(),:`])+(?:\([\d, ]*\))?|\S")
 _NESTED = {"struct": "struct", "map": "map", "list": "list", "array": "list"}
 _MAX_DEPTH = 64

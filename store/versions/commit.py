@@ -90,7 +90,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
                 version=manifest.version,
                 hint=_READ_AGAIN,
             ) from None
-        if existing != manifest:  # else it is our own write, whose answer was lost
+        if existing != manifest:  # otherwise this is our own write, whose answer was lost
             check_epoch(existing, manifest.epoch)
             raise lost_to(existing, manifest.epoch, itself=existing.writer == manifest.writer) from None
     _check_not_collected(store, manifest)
@@ -179,7 +179,7 @@ def _carried_value(part: Any) -> Any:
         new: Any = {name: _carried_value(value) for name, value in part.items()}
     else:
         new = carried(part) if isinstance(part, Struct) else part
-    # What stays the same stays the same object: caches of what is made of a table go by it.
+    # Equal values keep their identity, which caches of values derived from tables rely on.
     return part if new == part else new
 
 

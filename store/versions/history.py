@@ -29,7 +29,7 @@ _STEPS = 4
 _RECENT = 256
 """Manifests cached for each store."""
 
-# By store, not by URL: what a deleted and re-created root held is forgotten with the store that read it.
+# Keyed by store, not by URL, so that a deleted and re-created root gets a new cache with its new store object.
 _recent: WeakKeyDictionary[ObjectStore, LRUCache[str, Manifest]] = WeakKeyDictionary()
 _lock = Lock()
 
@@ -48,7 +48,7 @@ def head(store: ObjectStore, app: str, stage: str, *, hint: int = 0) -> Manifest
             return newer[-1]
         if newer:
             low = newer[-1].version
-        # Should it be gone, the app was deleted since, and perhaps made anew.
+        # If it is gone, the app was deleted since, and perhaps re-created.
         elif (manifest := find(store, app, stage, hint)) is not None:
             return manifest
     version = _newest(store, app, stage, low)
@@ -63,7 +63,7 @@ def read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
     stages = list_stages(store, app)
     if stage not in stages:
         if not stages:
-            apps.read_app(store, app)  # says so when the app is what is missing
+            apps.read_app(store, app)  # raises if the app is missing
         raise NotFound(f"stage of app {app!r}", stage, stages)
     newest = head(store, app, stage)
     if newest is None:
@@ -226,14 +226,14 @@ def first_version(store: ObjectStore, app: str, stage: str) -> int:
 def versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:
     """Return all versions that were not collected, ascending. One request per 1,000, and those of `horizon.newest`."""
     limit = horizon.newest(store, app)
-    # One that is collectable may still be there, or be again, for a while.
+    # A collectable version may still exist, or exist again, for a while.
     return tuple(version for version, _ in list_manifests(store, app, stage) if limit.allows(stage, version))
 
 
 def list_manifests(store: ObjectStore, app: str, stage: str, version: int = 0) -> Iterator[tuple[int, ObjectInfo]]:
     """Yield the stored manifests after `version`, by version, ascending, collectable ones included."""
     for info in store.list(keys.manifests(app, stage), keys.manifest(app, stage, version)):
-        # A file that somebody left in the folder is none of ours.
+        # Ignore foreign files in the folder.
         with suppress(ValueError):
             yield keys.version_of(info.key), info
 
@@ -250,7 +250,7 @@ def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
 
 def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
     """Return the largest version, given that `low` exists or is 0."""
-    # A disk tells in microseconds whether a file exists, and lists a long history in a fifth of a second.
+    # On a disk, a look-up takes microseconds, but listing a long history takes 0.2 s.
     if store.local_path(keys.manifest(app, stage, 1)) is not None:
         low = max(low, horizon.newest(store, app).first.get(stage, 1))
         if exists(store, keys.manifest(app, stage, low)):
@@ -260,7 +260,7 @@ def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
         page = [version for version, _ in islice(list_manifests(store, app, stage, low), _PAGE)]
         if len(page) < _PAGE:
             return page[-1] if page else low
-        # Before the history is whole there are gaps, in which a search would end.
+        # The incomplete history has gaps, at which a search would stop.
         low = max(page[-1], horizon.newest(store, app).first.get(stage, 0))
         low = _search(store, app, stage, low, within=_PAGE)
 

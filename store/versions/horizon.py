@@ -124,15 +124,15 @@ def all_of(store: ObjectStore, app: str) -> tuple[Boundary, ...]:
     """Return the stored boundaries in order: the last final one and a proposal, rarely more. Raises `Corruption`."""
     listed = BOUNDARIES.listed(store, app)
     while len(boundaries := tuple(BOUNDARIES.read(store, listed, app))) < len(listed):
-        listed = BOUNDARIES.listed(store, app)  # a newer one has replaced one since
+        listed = BOUNDARIES.listed(store, app)  # one was replaced since the listing
     return boundaries
 
 
 def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
     """Write a boundary with the next number. Raises `Refused` if another collection was first."""
-    if BOUNDARIES.add(store, boundary, app) != boundary:  # else it is ours, also where the answer was lost
+    if BOUNDARIES.add(store, boundary, app) != boundary:  # equal: ours, even if the answer was lost
         raise overtaken(app)
-    # Numbers of replaced boundaries are free again: one that was under way for long may have taken such a number.
+    # Numbers of deleted boundaries are free again, and a delayed put may have taken one.
     if newest(store, app).number != boundary.number:
         BOUNDARIES.remove(store, boundary.number, app)
         raise overtaken(app)
@@ -154,7 +154,7 @@ def overtaken(app: str) -> Refused:
 
 
 def _seconds() -> float:
-    # Unlike the monotonic clock, this one goes on while a machine sleeps.
+    # Unlike the monotonic clock, this clock continues while the machine sleeps.
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.clock_gettime(clock) if clock is not None else time.time()
 

@@ -70,7 +70,7 @@ def _in_app(path: str) -> Callable[[str], str]:
     return lambda app: f"{app}/{path}"
 
 
-# `census` says what each of these is.
+# `census` documents each of these.
 app_info = _in_app("app.json")
 channels = _in_app("channels.json")
 cloning = _in_app(f"stages/{CLONING}/app.json")

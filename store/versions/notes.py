@@ -99,7 +99,7 @@ class Notes(Generic[T]):
         while listed := self.listed(store, *of, after=after):
             for note in self.read(store, listed[-1:], *of):
                 return note
-            # Else a newer one has replaced it since the listing.
+            # It was replaced by a newer note since the listing: list again.
         return None
 
     def sweep(self, store: ObjectStore, listed: Iterable[ObjectInfo], is_old: Callable[[ObjectInfo], bool]) -> None:

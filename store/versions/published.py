@@ -68,7 +68,7 @@ def places(store: ObjectStore, head: Manifest) -> dict[str, Place | None]:
     """
     promotion = head.promotion
     if head.sinks and promotion is not None and promotion.to == head.app and apps.outcome(store, promotion) is False:
-        return {}  # the next claim gives them up
+        return {}  # the next claim removes them
     return {name: newest(store, head, name) for name in head.sinks}
 
 

@@ -61,7 +61,7 @@ class ForgottenIndex(Struct, frozen=True):
         if sst.object not in self.ssts:
             return sst
         now = self.ssts[sst.object]
-        # A version may have moved an SST to another level, and nothing else.
+        # Versions may have different levels for the same SST, but nothing else differs.
         return None if now is None else replace(now, partition=sst.partition, level=sst.level)
 
     @property
@@ -135,7 +135,7 @@ def none_of(app: str) -> ForgottenIndex:
     return ForgottenIndex(app, 0, 0, "")
 
 
-# By store, as `history` keeps manifests.
+# Keyed by store, like the manifests in `history`.
 _cached: WeakKeyDictionary[ObjectStore, dict[str, ForgottenIndex]] = WeakKeyDictionary()
 _looked_for: WeakKeyDictionary[ObjectStore, dict[str, int]] = WeakKeyDictionary()
 _lock = Lock()
@@ -165,7 +165,7 @@ def known(store: ObjectStore, app: str, at_least: int = 0) -> ForgottenIndex:
         looked_for = _looked_for.setdefault(store, {})
         if cached is not None and max(cached.number, looked_for.get(app, 0)) >= at_least:
             return cached
-        looked_for[app] = at_least  # where it is missing, not with each manifest again
+        looked_for[app] = at_least  # so that a missing index is not read again for each manifest
     return newest(store, app)
 
 
@@ -208,7 +208,7 @@ def change(
         if new is None:
             return head
         new = replace(new, number=head.number + 1, time_ms=now_ms, by=by)
-        # Numbers of indexes that were swept are free again: whoever was asleep may have taken such a one.
+        # Numbers of deleted indexes are free again, and a delayed put may have taken one.
         if INDEXES.add(store, new) == new and newest(store, app).number == new.number:
             return new
     raise CommitConflict(f"others kept forgetting keys of {app} at the same moment", version=0, hint="try again")
