@@ -77,7 +77,6 @@ def gaps(extents: Iterable[Extent]) -> Extents:
 
 
 def count(extents: Iterable[Extent]) -> int:
-    """Return the number of offsets."""
     return sum(extent.end - extent.first for extent in extents)
 
 

@@ -57,11 +57,9 @@ class ArchiveIndex(Struct, frozen=True):
 
     app: limits.Name
     topic: limits.Topic
-    """Name of the topic in Kafka."""
     life: limits.Version
     """Incarnation of the topic's name, from 1: higher by one for each re-creation of the topic."""
     number: limits.Version
-    """Number of the index, from 1."""
     id: limits.Ulid
     """Unique id, which distinguishes a lost answer from a lost race."""
     follows: limits.Line
@@ -74,10 +72,8 @@ class ArchiveIndex(Struct, frozen=True):
     topic_id: limits.Line = ""
     """Kafka's id of the topic; empty if the brokers do not report ids."""
     begins: limits.Offsets = ()
-    """The app's offsets by partition when the archive began; records from there on are archived.
-
-    0 for partitions that were added since.
-    """
+    """The app's offsets by partition when the archive began; records from there on are archived. 0 for partitions that
+    were added since."""
     objects: Annotated[tuple[ArchiveObject, ...], Meta(max_length=limits.MAX_SSTS)] = ()
     """Objects in the order in which they were appended."""
     covered: Extents = ()
@@ -89,22 +85,18 @@ class ArchiveIndex(Struct, frozen=True):
 
     @property
     def folder(self) -> str:
-        """Name of the archive's folder."""
         return keys.archive_folder(self.topic, self.life)
 
     @property
     def prefix(self) -> str:
-        """Prefix of all keys of the archive."""
         return keys.archive(self.app, self.folder)
 
     @property
     def bytes(self) -> int:
-        """Sum of the bytes of its objects."""
         return sum(item.bytes for item in self.objects)
 
     @property
     def rows(self) -> int:
-        """Number of records in its objects."""
         return sum(item.rows for item in self.objects)
 
     @property
@@ -185,7 +177,7 @@ def newest(
 ) -> ArchiveIndex | None:
     """Return the newest index of an archive; None if there is none. Costs a listing and a read.
 
-    `known`, an index read earlier, shortens the listing of an archive with many changes. Raises `Corruption` and
+    `previous`, an index read earlier, shortens the listing of an archive with many changes. Raises `Corruption` and
     `Unavailable`.
     """
     prefix, start_after = (

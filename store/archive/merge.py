@@ -52,7 +52,6 @@ def pick(archive: ArchiveIndex, span_ms: int = DAY_MS, *, whole: bool = False) -
 
 
 def _size_class(item: ArchiveObject) -> int:
-    """Return the size class of an object: similar sizes have the same class."""
     return (item.bytes.bit_length() - 1) // 3
 
 

@@ -127,7 +127,6 @@ def _encoding(sample: pa.Table) -> dict[str, object]:
 
 
 def damaged(item: ArchiveObject, reason: str) -> Corruption:
-    """Return the error for an object that differs from its entry in the index."""
     return Corruption(
         f"object {item.object} of the input archive is damaged: {reason}",
         object_key=item.object,

@@ -58,7 +58,6 @@ class _Tree:
         self._level = _levels(ssts, self._bottom + 1)
 
     def pick(self) -> Iterator[Compaction]:
-        """Yield the compactions of the level that needs them most."""
         sizes: dict[int, int] = {}
         for sst in self._ssts:
             if level := self._level[sst]:
@@ -79,7 +78,6 @@ class _Tree:
             yield self._closed(newest, 1)
 
     def everything(self) -> Compaction:
-        """Return the compaction of the whole partition, into the level that can hold it."""
         return self._compaction(frozenset(self._ssts), (self._low, self._high), self._bottom)
 
     def _overflow(self, level: int, excess: float) -> Iterator[Compaction]:

@@ -34,11 +34,8 @@ _ENDS_A_FILE = 8
 _READ_BYTES = 32 << 20
 """Bytes read ahead from inputs outside the cache, of all runs together."""
 _LONGEST_S = 1800.0
-"""Time after which a merge is given up.
-
-Garbage collection deletes SSTs that no manifest names an hour after they were written, and the first SST of a long
-merge may be that old when the merge is committed.
-"""
+"""Time after which a merge is given up. Garbage collection deletes SSTs that no manifest names an hour after they were
+written, and the first SST of a long merge may be that old when the merge is committed."""
 
 
 class Stopped(Exception):

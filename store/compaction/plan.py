@@ -33,10 +33,8 @@ class Compaction:
     inputs: tuple[Sst, ...]
     """SSTs of the runs, newest first, at least one; also those that reach into other partitions."""
     drops_tombstones: bool
-    """True if no older row of these hashes is left that a tombstone could hide.
-
-    Then expired rows are dropped, too; otherwise they stay, because they hide older rows as well.
-    """
+    """True if no older row of these hashes is left that a tombstone could hide. Then expired rows are dropped, too;
+    otherwise they stay, because they hide older rows as well."""
     level: int = 0
     """Level of the outputs; 0 for one more than the highest input level."""
     target_file_bytes: int = 64 << 20
@@ -44,18 +42,13 @@ class Compaction:
     window: tuple[int, int] | None = None
     """The lowest and the highest hash that is merged; None for all of the partition."""
     slots: int = 0
-    """Number of equal ranges of all hashes; an SST larger than one begins and ends at their bounds.
-
-    0 for the table's own number of partitions.
-    """
+    """Number of equal ranges of all hashes; an SST larger than one begins and ends at their bounds. 0 for the table's
+    own number of partitions."""
     guards: frozenset[int] = frozenset()
     """First hashes of slots before which outputs are always cut."""
     clock_ms: int | None = None
-    """Rows that expire at this time or before are dropped; None drops none.
-
-    This is the clock of the manifest from which the compaction was picked; clocks of later versions are not
-    earlier.
-    """
+    """Rows that expire at this time or before are dropped; None drops none. This is the clock of the manifest from
+    which the compaction was picked; clocks of later versions are not earlier."""
     moves: bool = False
     """True for a trivial move: the inputs only change their level, and nothing is read or written."""
 
@@ -121,14 +114,14 @@ def apply_to(manifest: Manifest, done: Sequence[Done]) -> Manifest:
 
 
 def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[Done] = ()) -> Manifest:
-    """Return the version after `onto` with the changes that `manifest` made to `before`.
+    """Return the version after `onto` with the changes that `manifest` made to `base`.
 
     What the batch read, wrote and sent stays, and so does the `_seq` of its rows, which are stored already. That `_seq`
     is above that of every row in `onto`, because a compaction only merges rows of versions before its own.
 
-    `manifest` is a batch's version, built on `before`; `onto` follows `before` by compactions alone (if `before` itself
-    had to be rebased, `onto` is the result). Of the `merges` that `manifest` contains, those whose inputs are gone, or
-    that do not fit any more, are left out with their outputs.
+    `manifest` is a batch's version, built on `base`; `onto` follows `base` by compactions alone (if `base` itself had
+    to be rebased, `onto` is the result). Of the `merges` that `manifest` contains, those whose inputs are gone, or that
+    do not fit any more, are left out with their outputs.
 
     Raises `ValueError` if `onto` is of another stage or epoch, or not newer.
     """

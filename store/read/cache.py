@@ -264,7 +264,6 @@ class SstCache:
             return self._ranged.get(file_name(sst), ("", 0))[1]
 
     def count_ranged(self, sst: Sst, size: int) -> None:
-        """Add to the bytes that were read by ranges of an SST."""
         with self._lock:
             self._ranged[file_name(sst)] = sst.object, self.ranged_bytes(sst) + size
 

@@ -35,10 +35,8 @@ class Block:
     """Consecutive rows of one SST that lie together in memory."""
 
     stored: pa.RecordBatch
-    """Rows with the SST's columns. Its own columns (`_hash`, `_seq`, `_op`, `_expires_at`) may be read directly.
-
-    The table's columns may be read only through `rows` and `take`.
-    """
+    """Rows with the SST's columns. Its own columns (`_hash`, `_seq`, `_op`, `_expires_at`) may be read directly. The
+    table's columns may be read only through `rows` and `take`."""
     hashes: npt.NDArray[np.int64]
     """The rows' `_hash`, ascending: numpy's view of the same memory."""
     sparse: npt.NDArray[np.int64]
@@ -88,11 +86,11 @@ class Block:
         positions: npt.NDArray[np.int64],
         columns: Sequence[str],
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.bool_]]]:
-        """Find the keys at the `wanted` positions of `keys`; `hashes` are those of all `keys`, ascending.
+        """Find the keys at these `positions` of `keys`; `hashes` are those of all `keys`, ascending.
 
-        Yields the positions of keys whose hash the block has, the position of a row with that hash for each, `columns`
-        of these rows, and a mask of rows with the very key. After a hash collision, the key is yielded again with the
-        next row of that hash, if there is one.
+        Yields positions of keys whose hash the block has, the index of a row with that hash for each, `columns` of
+        these rows, and a mask of rows with the very key. After a hash collision, the key is yielded again with the next
+        row of that hash, if there is one.
         """
         if not self.hashes.size:
             return
@@ -152,7 +150,7 @@ def read_whole(data: bytes | pa.Buffer, *, check_pages: bool = False) -> pa.Tabl
 
 
 def read_groups(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the rows of these row groups, in this order, with these columns or all. Raises like `read_whole`."""
+    """Return the rows of these row groups, in this order, with these columns or all."""
     rows = sum(file.metadata.row_group(group).num_rows for group in groups)
     batches = file.iter_batches(batch_size=max(rows, 1), row_groups=list(groups), columns=columns and list(columns))
     schema = file.schema_arrow

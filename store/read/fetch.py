@@ -34,7 +34,6 @@ def check_bytes(data: bytes | pa.Buffer, sst: Sst) -> None:
 
 
 def corrupt(sst: Sst, reason: str) -> Corruption:
-    """Return the error for an SST that differs from its manifest entry."""
     return Corruption(
         f"SST {sst.object} is damaged: {reason}",
         object_key=sst.object,

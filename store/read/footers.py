@@ -48,7 +48,6 @@ class Footer:
 
     metadata: pq.FileMetaData
     schema: pa.Schema
-    """Schema of the file."""
     table: Table
     """Table definition by which the rows are read."""
     reading: Reading | None
@@ -182,7 +181,6 @@ class Located:
     tail: bytes = b""
     """Last bytes of the object that were read together with the footer."""
     indexes: dict[int, PageIndex] = field(default_factory=dict)
-    """Page indexes by row group."""
     chunks: dict[int, dict[int, bytes]] = field(default_factory=dict)
     """Filter chunks by row group and chunk number."""
 

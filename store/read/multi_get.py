@@ -40,9 +40,7 @@ class DueRows:
     keys: pa.Table
     """`_hash` and the key columns; keys are unique."""
     values: pa.Table
-    """Value columns of these rows."""
     seqs: npt.NDArray[np.int64]
-    """`_seq` of these rows."""
     next_ms: int | None
     """Earliest time after the span at which a row may fall due; None for never."""
 
@@ -99,7 +97,7 @@ _SPARED = 1 / 6
 
 
 @dataclass(frozen=True, slots=True)
-class Haste:
+class ReadAhead:
     """Limits of what a look-up may read beyond its needs, to save round trips."""
 
     whole_bytes: int = SMALL_BYTES
@@ -112,7 +110,7 @@ class Haste:
     """Size up to which pages of several runs are read together, instead of one run after the other."""
 
 
-NO_HASTE = Haste()
+DEFAULT_READ_AHEAD = ReadAhead()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,6 @@ class LookUps:
     clock_ms: int
     """Rows that expire at this time or before are absent."""
     reads: Reads = field(default_factory=Reads)
-    """Counters of the look-ups."""
 
     def of_keys(
         self, hashes: npt.NDArray[np.int64], keys: pa.Table
@@ -167,7 +164,7 @@ def multi_get(
     clock_ms: int | None = None,
     newer: Iterable[Block] = (),
     seqs: npt.NDArray[np.int64] | None = None,
-    haste: Haste = NO_HASTE,
+    read_ahead: ReadAhead = DEFAULT_READ_AHEAD,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Look up the values of keys, through the cache.
 
@@ -187,7 +184,7 @@ def multi_get(
         newer: rows in memory, in the form and order of an SST, with unique keys, and newer than those of `ssts`.
         seqs: output array, shape of `hashes`, for the `_seq` of the newest stored row of each key, even a tombstone or
             an expired row; 0 if there is none.
-        haste: limits of reading more than needed from SSTs outside the cache.
+        read_ahead: limits of reading more than needed from SSTs outside the cache.
 
     Returns:
         The value columns with one row for each key in the order of `keys`, null for absent keys; and a mask of present
@@ -209,7 +206,7 @@ def multi_get(
         if mapped is not None:
             search.look_in(mapped.blocks, positions)
             continue
-        cold = cold or _Cold(store, cache, ssts, search, haste)
+        cold = cold or _Cold(store, cache, ssts, search, read_ahead)
         search.look_in(cold.read(sst, positions), positions)
     if seqs is not None:
         seqs[search.order] = search.seqs
@@ -220,20 +217,20 @@ class _Cold:
     """Reads SSTs outside this machine's cache, for one look-up."""
 
     def __init__(
-        self, store: ObjectStore, cache: SstCache | None, ssts: Sequence[Sst], search: "_Search", haste: Haste
+        self, store: ObjectStore, cache: SstCache | None, ssts: Sequence[Sst], search: "_Search", read_ahead: ReadAhead
     ) -> None:
         """Fetch small SSTs, and footers, page indexes and filters of the SSTs that are read by ranges.
 
-        Takes two round trips for all SSTs together, or one with `haste.index_bytes`.
+        Takes two round trips for all SSTs together, or one with `read_ahead.index_bytes`.
         """
-        self._store, self._cache, self._ssts, self._search, self._haste = store, cache, ssts, search, haste
+        self._store, self._cache, self._ssts, self._search, self._limits = store, cache, ssts, search, read_ahead
         absent = [(sst, positions) for sst, positions in search.over(ssts) if cache is None or not cache.has(sst)]
         by_ranges = [item for item in absent if not self._is_better_whole(item[0])]
         batched = cache is not None and len(absent) > 1
-        small = [sst for sst, _ in absent if batched and sst.bytes <= haste.whole_bytes]
+        small = [sst for sst, _ in absent if batched and sst.bytes <= read_ahead.whole_bytes]
         counted = [Reads() for _ in small]
         futures = [at_once().submit(self._whole, *item) for item in zip(small, counted, strict=True)]
-        tails = fetch_tails(store, [sst for sst, _ in by_ranges], search.table, search.reads, haste.index_bytes)
+        tails = fetch_tails(store, [sst for sst, _ in by_ranges], search.table, search.reads, read_ahead.index_bytes)
         self._ranged = {
             sst: RangedSst(store, sst, search.table, search.reads, tail)
             for (sst, _), tail in zip(by_ranges, tails, strict=True)
@@ -242,14 +239,14 @@ class _Cold:
             future.result()
             search.reads.add(replace(reads, round_trips=0))
         search.reads.round_trips += bool(small and not by_ranges)
-        self._is_filtered = sum(positions.size for _, positions in by_ranges) > haste.unfiltered
+        self._is_filtered = sum(positions.size for _, positions in by_ranges) > read_ahead.unfiltered
         probes = [(self._ranged[sst], search.hashes[positions]) for sst, positions in by_ranges]
         locate(probes, filtered=self._is_filtered)
         self._ahead: dict[Sst, list[Block]] = {}
 
     def _is_better_whole(self, sst: Sst) -> bool:
         cache = self._cache
-        return cache is not None and (sst.bytes <= self._haste.whole_bytes or cache.ranged_bytes(sst) >= sst.bytes)
+        return cache is not None and (sst.bytes <= self._limits.whole_bytes or cache.ranged_bytes(sst) >= sst.bytes)
 
     def read(self, sst: Sst, positions: npt.NDArray[np.int64]) -> Iterable[Block]:
         """Return blocks of the SST with all rows of the keys at these positions."""
@@ -270,7 +267,7 @@ class _Cold:
                 return mapped.blocks
             cache.count_ranged(sst, size)
         if sst not in self._ahead:
-            if not parts or size > self._haste.ahead_bytes:
+            if not parts or size > self._limits.ahead_bytes:
                 return ranged.read(parts, search.columns)
             self._read_ahead(sst)
         return self._ahead.pop(sst)
@@ -280,13 +277,13 @@ class _Cold:
         return None if cache is None else cache.bring(self._store, sst, self._search.table, reads)
 
     def _read_ahead(self, sst: Sst) -> None:
-        """Read pages of this SST and of older SSTs for the same keys, in one round trip, up to `haste.ahead_bytes`."""
+        """Read pages of this SST and of older SSTs for the same keys, in one round trip, if they are few bytes."""
         parts_of, size = {}, 0
         for other, positions in dropwhile(lambda item: item[0] is not sst, self._search.over(self._ssts)):
             if other in self._ranged and other not in self._ahead:
                 _, parts = self._ranged[other].find(self._search.hashes[positions], filtered=self._is_filtered)
                 size += self._ranged[other].bytes_of(parts)
-                if size > self._haste.ahead_bytes:
+                if size > self._limits.ahead_bytes:
                     break
                 if parts:
                     parts_of[other] = (self._ranged[other], parts)
@@ -311,7 +308,6 @@ class _Search:
         key_schema, self._schema = arrow_schema(table.key), arrow_schema(table.values)
         self._taken_columns = [*key_schema.names, *self._schema.names, OP, *([SEQ] if with_seqs else [])]
         self.columns = [HASH, *self._taken_columns, EXPIRES]
-        """Columns to read from SSTs."""
         self.order = np.argsort(hashes)
         """Original position of each key."""
         self.hashes = hashes[self.order]
@@ -346,7 +342,7 @@ class _Search:
                 self._take(rows, positions, same)
 
     def _take(self, rows: pa.RecordBatch, positions: npt.NDArray[np.int64], same: npt.NDArray[np.bool_]) -> None:
-        """Keep the rows that are the newest of their keys, where `same`."""
+        """Keep the rows whose key is the searched one (`same`); they are the newest of their keys."""
         self._missing[positions[same]] = False  # also for a tombstone or an expired row, which hides older rows
         if self.seqs.size:
             self.seqs[positions[same]] = rows.column(SEQ).to_numpy()[same]

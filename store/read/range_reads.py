@@ -15,11 +15,11 @@ from ..versions.manifest import Sst
 from .fetch import corrupt
 
 _SMALL_GAP_BYTES = 4_096
-"""Gaps up to this are always read along: cheaper than another request."""
+"""Gaps up to this are always read, too: cheaper than another request."""
 _MAX_GAP_BYTES = 65_536
-"""Larger gaps are never read along."""
+"""Larger gaps are never read."""
 _MAX_GAP_SHARE = 16
-"""Gaps in between are read along up to 1/n of the bytes before them, because many gaps would add up."""
+"""Gaps of a size in between are read if at most 1/n of the bytes before them, because many gaps would add up."""
 _LARGEST_BYTES = 8 << 20
 """Size from which ranges are split: one connection of an object store gives 50 to 100 MB/s."""
 _AT_ONCE = 32
@@ -43,14 +43,14 @@ class RangeReader:
         self._store, self._sst, self.reads = store.at(sst.root), sst, reads
 
     def one(self, start: int, end: int) -> bytes:
-        """Return the bytes of one range, by one request in this thread. Raises like `read_all`."""
+        """Return the bytes of one range, by one request in this thread. Raises `Corruption` and `Unavailable`."""
         self.reads.requests += 1
         self.reads.round_trips += 1
         self.reads.bytes += end - start
         return self.get(start, end - start)
 
     def get(self, start: int, length: int) -> bytes:
-        """Return `length` bytes from `start`, uncounted. Raises like `read_all`."""
+        """Return `length` bytes from `start`, uncounted. Raises `Corruption` and `Unavailable`."""
         try:
             data = self._store.get_range(self._sst.object, start, length)
         except ObjectNotFound as error:

@@ -30,10 +30,8 @@ from .footers import Located, footer_of
 from .range_reads import Pieces, RangeReader, read_all
 
 _KEYS_A_PAGE = 16
-"""Most keys per page for which a row group's index and filter are read.
-
-A filter is 1/20 of the bytes, and rules out all of so many absent keys of a page with probability 0.6.
-"""
+"""Most keys per page for which a row group's index and filter are read. A filter is 1/20 of the bytes, and rules out
+all of so many absent keys of a page with probability 0.6."""
 SMALL_BYTES = 128 << 10
 """Size up to which an SST is read whole: one request instead of several range reads."""
 _WINDOW_BYTES = 32 << 20
@@ -244,7 +242,7 @@ class RangedSst:
 def locate(probes: Sequence[tuple[RangedSst, npt.NDArray[np.int64]]], *, filtered: bool = True) -> None:
     """Load, in one round trip, the page indexes and filter chunks for finding these hashes (ascending).
 
-    Raises `Corruption` or `Unavailable` like `RangedSst.find`.
+    Raises `Corruption` and `Unavailable`.
     """
     required: list[tuple[RangedSst, dict[int, list[int]]]] = []
     for ranged, hashes in probes:

@@ -52,10 +52,10 @@ def hidden_rows(
 
 
 class Hiding:
-    """Finds the rows of one SST that another hides, for many SSTs of one table. Raises like `hidden_rows`.
+    """Finds the rows of one SST that another hides, for many SSTs of one table.
 
     Hashes, keys and operations are read from SSTs that are mapped on this machine, else from their Parquet files.
-    `at_once` is the number of SSTs whose keys are in memory at a time.
+    `at_once` is the number of SSTs whose keys are in memory at a time. Raises `Corruption` and `Unavailable`.
     """
 
     def __init__(self, store: ObjectStore, cache: SstCache, table: Table, *, at_once: int = _AT_ONCE) -> None:

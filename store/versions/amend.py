@@ -32,16 +32,11 @@ class Amendment:
 
     kind: VersionKind
     update: Callable[[Manifest], Manifest] = lambda draft: draft
-    """Pure function that changes the content of a draft.
-
-    The draft is the version after the newest with nothing changed yet (`commit.successor`), or an empty version 1
-    if a claim or an init is the stage's first.
-    """
+    """Pure function that changes the content of a draft. The draft is the version after the newest with nothing changed
+    yet (`commit.successor`), or an empty version 1 if a claim or an init is the stage's first."""
     requires: Callable[[Manifest], bool] = lambda _head: True
-    """Condition, called with each version that the change is to follow, before `update`.
-
-    Returns False if nothing is left to do. Raises if the change is not allowed. May do slow preparations.
-    """
+    """Condition, called with each version that the change is to follow, before `update`. Returns False if nothing is
+    left to do. Raises if the change is not allowed. May do slow preparations."""
     epoch: int = 0
     """Epoch of the stage's current writer, if that writer makes the change and a takeover must stop it; else 0."""
     cost: Stats = field(default_factory=Stats)
@@ -144,8 +139,8 @@ def begin(store: ObjectStore, first: Manifest) -> bool:
 def newest(store: ObjectStore, app: str, stage: str, previous: Manifest | None = None) -> Manifest | None:
     """Return a stage's newest version, as the base of the next; None if there is none.
 
-    `known` is the newest version as seen within the last half hour. Raises `Fenced` if the stage, or its history up to
-    `known`, is gone, and `Corruption` if the head cannot be read.
+    `previous` is the newest version as seen within the last half hour. Raises `Fenced` if the stage, or its history up
+    to `previous`, is gone, and `Corruption` if the head cannot be read.
     """
     freshness = horizon.freshness(store)
     began = freshness.now()
@@ -163,9 +158,9 @@ def newest(store: ObjectStore, app: str, stage: str, previous: Manifest | None =
 
 
 def with_stats(previous: Manifest, manifest: Manifest, cost: Stats) -> Manifest:
-    """Return the manifest that follows `previous`, with its cost in `stats`, also added to `totals`.
+    """Return the manifest that follows `previous`, with `stats` set and added to `totals`.
 
-    The cost is `cost` and the bytes of new SSTs, which are counted here.
+    `stats` is `cost` and the bytes of new SSTs.
     """
     existing = {sst.object for sst in all_ssts(previous)}
     new = [sst for sst in all_ssts(manifest) if sst.object not in existing]

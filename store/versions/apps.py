@@ -23,7 +23,6 @@ class NameNote(Struct, frozen=True):
 
     name: limits.Name
     number: limits.Version
-    """Number of the promotion, from 1."""
     folder: limits.Name
     """Folder of the app that has the name from then on."""
     over: limits.Name
@@ -224,7 +223,7 @@ def create_app(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> No
 
 
 def ensure_app(store: ObjectStore, info: AppInfo) -> AppInfo:
-    """Return the stored identity of that name, or write `info`. Raises the errors of `create_app`."""
+    """Return the stored identity of `info.name`, or write `info`. Raises the errors of `create_app`."""
     return existing if (existing := find_app(store, info.name)) is not None else _create(store, info)
 
 
@@ -323,7 +322,6 @@ def free_name(store: ObjectStore, name: str) -> str:
 
 
 def being_removed(app: str) -> Refused:
-    """Return the error for an app whose removal is unfinished."""
     return Refused(
         f"app {app!r} is being removed: that was begun, and has not ended",
         hint=f"`slackwater app rm {app}` goes on with it; then the name is free",
@@ -331,7 +329,6 @@ def being_removed(app: str) -> Refused:
 
 
 def being_cloned(app: str) -> Refused:
-    """Return the error for an unfinished clone."""
     return Refused(
         f"app {app!r} is a clone that was not finished, or an adoption: that was begun, and has not ended",
         hint="run the same `slackwater clone` or `adopt` again: it goes on where it stopped; "

@@ -109,7 +109,6 @@ def root_is_wrong(field: str, root: str) -> Iterator[Wrong]:
 
 
 def input_is_wrong(at: str, source: Input, stage: str) -> Iterator[Wrong]:
-    """Yield the fields of an input of this stage that contradict others."""
     if source.upstream == stage:
         yield Wrong(f"{at}.upstream", stage, "another stage than itself")
     if not source.upstream and source.version:
@@ -155,7 +154,6 @@ def _output(at: str, output: Output) -> Iterator[Wrong]:
 
 
 def table_is_wrong(at: str, table: Table) -> Iterator[Wrong]:
-    """Yield the fields of a table that contradict others."""
     seen: set[str] = set()
     for group, columns in (("key", table.key), ("values", table.values)):
         for number, column in enumerate(columns):

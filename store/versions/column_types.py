@@ -164,7 +164,6 @@ def check_field_names(type_name: str, names: Sequence[str]) -> None:
 
 
 def unknown(name: str) -> Usage:
-    """Return the error for a type that no column can have."""
     return Usage(
         f"type {name!r} cannot be a column of a state table: expected one of {_KNOWN}, "
         "or a struct, list or map of these"

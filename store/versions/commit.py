@@ -115,7 +115,6 @@ def check_epoch(head: Manifest, epoch: int) -> None:
 
 
 def lost_to(first: Manifest, epoch: int, *, itself: bool = False) -> CommitConflict:
-    """Return the error for a commit whose number another commit took first."""
     return CommitConflict(
         f"stage {first.app}/{first.stage}: v{first.version} was committed first by "
         f"{'this writer itself, with other content,' if itself else _author(first)} "

@@ -32,10 +32,8 @@ _UNCHECKED_S = 30.0
 """Time after seeing a free number in which no other process can have taken it and deleted it again."""
 
 SETTLED_MS = 45_000
-"""Minimum life of a version that takes a stage over to remove the stage.
-
-More than `_UNCHECKED_S`, because two clocks that measure intervals differ by less than half.
-"""
+"""Minimum life of a version that takes a stage over to remove the stage. More than `_UNCHECKED_S`, because two clocks
+that measure intervals differ by less than half."""
 
 
 class KeptCut(Struct, frozen=True):
@@ -45,17 +43,14 @@ class KeptCut(Struct, frozen=True):
     """Commit time of its newest version."""
     stages: dict[limits.Name, limits.Version]
     until_ms: limits.TimeMs = 0
-    """Last time at which the app was in this state, from `time_ms` on; later times refer to another moment.
-
-    0 if the app never was in exactly this state, or that is unknown.
-    """
+    """Last time at which the app was in this state, from `time_ms` on; later times refer to another moment. 0 if the
+    app never was in exactly this state, or that is unknown."""
 
 
 class Boundary(Struct, frozen=True):
     """Versions of an app that may exist."""
 
     number: limits.Version
-    """Number of the boundary, from 1."""
     final: bool
     """False for a proposal, which allows no deletion."""
     first: dict[limits.Name, limits.Version] = {}
@@ -146,7 +141,6 @@ def settle(store: ObjectStore, app: str, boundary: Boundary) -> None:
 
 
 def overtaken(app: str) -> Refused:
-    """Return the error for a collection that lost a race against another one."""
     return Refused(
         f"another collection of {app} went on at the same time; this one has deleted nothing that was to be kept",
         hint="let it end, then run `slackwater gc` again if need be",

@@ -15,11 +15,8 @@ from ...common.durations import DAY_MS
 from . import keys
 
 MAX_OBJECT_BYTES = 64 << 20
-"""Largest stored JSON object.
-
-An SST takes half a kilobyte of its manifest, so this allows 130,000 SSTs: two for each state partition of the largest
-table.
-"""
+"""Largest stored JSON object. An SST takes half a kilobyte of its manifest, so this allows 130,000 SSTs: two for each
+state partition of the largest table."""
 MAX_OBJECT_VALUES = 1 << 21
 """Most JSON values in an object, which bound memory whatever its bytes. An SST has about 18."""
 MAX_PARTITIONS = 1 << 16

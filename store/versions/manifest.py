@@ -29,7 +29,7 @@ class Column(Struct, frozen=True):
     name: limits.ColumnName
     type: limits.TypeName
     id: limits.Seq = 0
-    """Permanent id of the column in SSTs; 0 in a table that was never migrated, for its position, from 1."""
+    """Permanent id of the column in SSTs; 0 (in a table that was never migrated) for its position, from 1."""
     default: limits.Text | None = None
     """Value in older rows, as text that Arrow casts to the type; None for null."""
     since: limits.Seq = 0
@@ -50,10 +50,8 @@ class Policy(Struct, frozen=True):
     max_merge_width: limits.MergeRuns = 64
     """Universal: most runs merged at once, unless all are."""
     max_space_amplification: limits.Ratio = 1.0
-    """Tolerated bytes above the oldest run, as a multiple of its own.
-
-    Leveled: bytes of the levels between 0 and the last, as a multiple of the last.
-    """
+    """Tolerated bytes above the oldest run, as a multiple of its own. Leveled: bytes of the levels between 0 and the
+    last, as a multiple of the last."""
     level_base_bytes: limits.FileBytes = 64 << 20
     """Leveled: `max_bytes_for_level_base`, size limit of level 1 in each state partition."""
     fanout: limits.Fanout = 10.0
@@ -106,7 +104,6 @@ class Table(Struct, frozen=True):
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Ids of `columns`."""
         return tuple(column.id or position for position, column in enumerate(self.columns, 1))
 
 
@@ -174,11 +171,8 @@ class Input(Struct, frozen=True):
     lost: limits.Counts = ()
     """Rows (of a user's topic: offsets) that claims skipped because Kafka had lost them, by Kafka partition."""
     watermark_ms: limits.EventMs | None = None
-    """Event-time progress of the input, ms since 1970 UTC: the largest event time read, minus the delay.
-
-    For a channel without a watermark of the stage's own, that of the upstream version. Never decreases; None for
-    unknown.
-    """
+    """Event-time progress of the input, ms since 1970 UTC: the largest event time read, minus the delay. For a channel
+    without a watermark of the stage's own, that of the upstream version. Never decreases; None for unknown."""
     resets: Annotated[tuple[Reset, ...], limits.RENAMES] = ()
     """For a user's topic: all resets up to this version, oldest first, which split what was read into ranges."""
     topic_id: limits.Line = ""
@@ -200,11 +194,9 @@ class Lost(Struct, frozen=True):
     """Offsets before the gap, by Kafka partition; `ends` are those after it."""
     ends: limits.Offsets
     rows: limits.Counts = ()
-    """For a channel: rows sent in the gap, by Kafka partition; empty for a user's topic.
-
-    Includes rows that Kafka still has, because a reader gets all rows of an upstream version or none. Offsets of a
-    user's topic are not all records.
-    """
+    """For a channel: rows sent in the gap, by Kafka partition; empty for a user's topic. Includes rows that Kafka still
+    has, because a reader gets all rows of an upstream version or none. Offsets of a user's topic are not all
+    records."""
     after: limits.Seq = 0
     """For a channel: the upstream versions `after` + 1 to `up_to` were skipped; both 0 for a user's topic."""
     up_to: limits.Seq = 0
@@ -338,9 +330,7 @@ class Edit(Struct, frozen=True):
     """A manual change of rows of the table."""
 
     id: limits.Ulid
-    """Id of the request."""
     by: limits.Line
-    """Author of the request, user@host."""
     what: limits.Text
     """The statement, or the source of the rows."""
     message: limits.Text = ""
@@ -354,7 +344,6 @@ class Promotion(Struct, frozen=True):
     """
 
     name: limits.Name
-    """Name that is transferred."""
     number: limits.Version
     """Number among the name's promotions, from 1."""
     to: limits.Name
@@ -402,11 +391,8 @@ class Manifest(Struct, frozen=True):
     """Sinks, by declared name; carried on by versions that write nothing."""
     table: Table | None = None
     clock_ms: limits.SpanMs = 0
-    """Clock by which rows expire (`sst.ttl`): rows whose expiry time is this or earlier are not visible.
-
-    The wall clock at the batch's start, or the largest event time seen; 0 for a table that never had a time to
-    live.
-    """
+    """Clock by which rows expire (`sst.ttl`): rows whose expiry time is this or earlier are not visible. The wall clock
+    at the batch's start, or the largest event time seen; 0 for a table that never had a time to live."""
     ssts: Annotated[tuple[Sst, ...], Meta(max_length=limits.MAX_SSTS)] = ()
     recorded: dict[limits.Id, limits.Version] = {}
     """Open snapshots (by id), with the version of this stage in their cut."""
@@ -423,11 +409,8 @@ class Manifest(Struct, frozen=True):
     program: Program | None = None
     """File that declared the stage at its last claim; None if it was no file. A replay looks there."""
     seq: limits.Own[limits.Seq] = 0
-    """`_seq` of the rows that this version wrote; 0 for the version's own number.
-
-    They differ if a batch lost its number to a compaction: it is committed under a later number, with SSTs already
-    written.
-    """
+    """`_seq` of the rows that this version wrote; 0 for the version's own number. They differ if a batch lost its
+    number to a compaction: it is committed under a later number, with SSTs already written."""
     stats: limits.Own[Stats | None] = None
     """Requests and bytes since the previous version; None if the writer did not count."""
     totals: Stats | None = None
@@ -455,10 +438,8 @@ class Manifest(Struct, frozen=True):
     promotion: Promotion | None = None
     """Newest promotion of the stage; None if the app never took part in one."""
     forgotten: limits.Seq = 0
-    """Number of the app's index of forgotten keys (`forgotten.index`) that the version includes, 0 for none.
-
-    A reader with an older cached index reads the index first.
-    """
+    """Number of the app's index of forgotten keys (`forgotten.index`) that the version includes, 0 for none. A reader
+    with an older cached index reads the index first."""
     attached: Followed | None = None
     """Progress of the followed query; None for a stage whose tables are not a query's state."""
     adopted: Followed | None = None
@@ -473,8 +454,8 @@ class Manifest(Struct, frozen=True):
     def handed_on_ms(self) -> int | None:
         """Watermark for the stages that read this version: the stage's own, minus what is still to be emitted.
 
-        Rows that fall due between the two are still to be emitted, and must not be late downstream; nor must rows that
-        waited.
+        Rows that have fallen due and are not emitted yet must not be late downstream; nor must rows that waited in a
+        join.
         """
         times = self.event_time
         at_ms = times.due_ms if times is not None and times.owed else self.watermark_ms
@@ -513,7 +494,6 @@ class Manifest(Struct, frozen=True):
 
     @property
     def traits(self) -> Traits:
-        """Declaration of the version's kind."""
         return KINDS[self.kind]
 
     @property

@@ -57,7 +57,6 @@ class Notes(Generic[T]):
     """Function that returns the folder's owner from a note, for kinds that contain it."""
 
     def key(self, note: T, *of: str) -> str:
-        """Return the key of a note."""
         return keys.note(self.folder(*((self.app(note),) if self.app is not None else of)), self.name(note))
 
     def put(self, store: ObjectStore, note: T, *of: str) -> None:

@@ -162,11 +162,9 @@ class _Handed(Credentials):
         self.now = ReadOnlyCredentials("", "", None, None)
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
-        """Return the credentials for the next request."""
         return self.now
 
     def load_credentials(self) -> Self:
-        """Return these credentials."""
         return self
 
 

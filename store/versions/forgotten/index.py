@@ -46,7 +46,6 @@ class ForgottenIndex(Struct, frozen=True):
 
     app: limits.Name
     number: limits.Version
-    """Number of the index, from 1."""
     time_ms: limits.TimeMs
     by: limits.Line
     ssts: dict[limits.Key, Sst | None] = {}

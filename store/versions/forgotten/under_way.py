@@ -33,7 +33,6 @@ class Forgetting(Struct, frozen=True):
     digest: limits.Checksum
     """Salted digest of the keys, to recognise a repeated request. Deleted with the note."""
     message: limits.Line = ""
-    """Reason, as given by the user."""
     taken: dict[limits.Key, Taken] = {}
     """Objects rewritten so far or next, by key, in the requested app. Has no forgotten keys."""
 
@@ -55,5 +54,4 @@ def note_taken(store: ObjectStore, app: str, rewritten: dict[str, Taken]) -> Non
 
 
 def end(store: ObjectStore, app: str) -> None:
-    """Delete the note. Costs one request."""
     store.delete(keys.forgetting(app))
