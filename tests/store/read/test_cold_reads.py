@@ -15,7 +15,7 @@ from slackwater.store.objects.open import open_store
 from slackwater.store.objects.stats import Reads
 from slackwater.store.read import footers, range_reads
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.multi_get import NO_HASTE, Haste, multi_get
+from slackwater.store.read.multi_get import DEFAULT_READ_AHEAD, ReadAhead, multi_get
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table
@@ -69,10 +69,10 @@ def look_up(
     ssts: tuple[Sst, ...],
     numbers: np.ndarray,
     reads: Reads,
-    haste: Haste = NO_HASTE,
+    haste: ReadAhead = DEFAULT_READ_AHEAD,
 ) -> list[int | None]:
     keys = pa.table({"k": numbers})
-    values, _ = multi_get(store, cache, ssts, NUMBERED, hash_keys(keys, ["k"]), keys, reads, haste=haste)
+    values, _ = multi_get(store, cache, ssts, NUMBERED, hash_keys(keys, ["k"]), keys, reads, read_ahead=haste)
     return values["v"].to_pylist()
 
 
@@ -123,7 +123,7 @@ def test_in_haste_the_index_comes_with_the_footer_and_of_few_ssts_no_filter_is_a
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path, unfiltered: int, trips: int
 ) -> None:
     store, ssts = table
-    haste = Haste(index_bytes=1 << 20, unfiltered=unfiltered)
+    haste = ReadAhead(index_bytes=1 << 20, unfiltered=unfiltered)
     for number in [*range(7, 17), BASE_ROWS + 5]:
         nothing_is_known()
         reads, before = Reads(), store.bytes_read
@@ -138,7 +138,7 @@ def test_an_index_that_is_larger_than_one_is_hasty_for_is_read_by_itself(
 ) -> None:
     store, ssts = table
     reads = Reads()
-    haste = Haste(index_bytes=1_000, unfiltered=1)
+    haste = ReadAhead(index_bytes=1_000, unfiltered=1)
     assert look_up(store, SstCache(tmp_path / "cache", LARGE), ssts[:1], np.array([7]), reads, haste) == [71]
     assert reads.round_trips == 3
 
@@ -150,7 +150,7 @@ def test_a_damaged_index_that_came_with_the_footer_is_seen(tmp_path: Path) -> No
     data[sst.bytes - sst.footer_bytes - 600] ^= 1
     store.put(sst.object, bytes(data))
     with pytest.raises(Corruption, match="page index of row group 0"):
-        look_up(store, SstCache(tmp_path / "cache", LARGE), (sst,), np.array([7]), Reads(), Haste(0, 1 << 20, 1))
+        look_up(store, SstCache(tmp_path / "cache", LARGE), (sst,), np.array([7]), Reads(), ReadAhead(0, 1 << 20, 1))
 
 
 def test_a_hundred_keys_cost_less_than_their_row_groups(
