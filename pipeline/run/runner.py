@@ -201,7 +201,7 @@ def _archiver(
             spool=spool,
             by=claimer.by,
             patience_s=options.patience_s,
-            told=listener.archived,
+            report=listener.archived,
         ),
         spool,
     )
