@@ -104,7 +104,7 @@ def entries(
     Raises `NotFound` (there is no such app or stage).
     """
     stages = stages_of(store, app, stage)
-    line = newest_first(store, app, newest(store, app, (stage,) if stage else stages), left=True)
+    line = newest_first(store, app, newest(store, app, (stage,) if stage else stages), with_kept=True)
     manifests = tuple(islice(line, min(limit, sys.maxsize) or None))
     if not manifests:
         return ()
