@@ -65,7 +65,7 @@ class _From:
         return self if self.by or not self.path else replace(self, path=(*self.path, step))
 
     def through(self, name: str) -> "_From":
-        """Return the source after a function. Further functions are not recorded once one is not computable."""
+        """Return the source with a function's name added, unless a function before cannot be recomputed."""
         if not self.path or not _COMPUTED.issuperset(self.by):
             return self
         return replace(self, by=(*self.by, name))

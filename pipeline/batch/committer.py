@@ -133,7 +133,7 @@ class Committer:
         this version is committed.
 
         Raises `Fenced` where a writer with a newer epoch took the stage over, `CommitConflict` where another writer
-        committed a version that is not allowed beside batches, `Outdated`, and `Refused` after `close`.
+        committed a version that no batch can follow, `Outdated`, and `Refused` after `close`.
         """
         if not self._max_unflushed:
             self._commit(change)
@@ -164,7 +164,7 @@ class Committer:
             self._moved.notify_all()
 
     def refresh(self) -> None:
-        """Adopt versions that others committed beside the batches. Raises `Fenced` after a take-over."""
+        """Adopt versions of other processes, such as compactions. Raises `Fenced` after a take-over."""
         # A commit under way checks for itself, and may wait for storage.
         if not self._committing.acquire(blocking=False):
             return

@@ -74,9 +74,9 @@ class StageConfig:
     checkpoint: ScratchCheckpoint
     planners: PlannerFiles
     compaction_threads: int = 1
-    """Concurrent merges beside the batches; 0 when another process merges."""
+    """Merges at a time, in the background; 0 when another process merges."""
     prefetch: bool = False
-    """True if SSTs are fetched beside the batches; for tasks that run on this machine."""
+    """True to download SSTs in the background; for tasks that run on this machine."""
     rescue: Callable[["Batch", Exception], Written] | None = None
     """Computes a failed batch without the bad records, or raises its error; None for stages that reject none."""
     set_aside: Callable[["Batch", Written], Written] | None = None

@@ -47,7 +47,7 @@ SHUFFLE_TASKS = "spark.sql.shuffle.partitions"
 
 
 class Forecast:
-    """Predicts from the batch before if pre-aggregation pays off for a stage's next batch."""
+    """Predicts from a stage's last batch if pre-aggregation pays off for the next one."""
 
     def __init__(self) -> None:
         self._spread = 1.0

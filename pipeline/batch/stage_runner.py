@@ -159,7 +159,7 @@ class StageRunner:
         self._committer.close()
 
     def check_epoch(self) -> None:
-        """Adopt versions that others committed beside the batches. Raises `Fenced` after a take-over."""
+        """Adopt versions of other processes, such as compactions. Raises `Fenced` after a take-over."""
         self._committer.refresh()
 
     def close(self) -> None:
@@ -212,10 +212,10 @@ class StageRunner:
         self._retry_if_outdated(lambda: self._compute(rows, starts, ends, stall_seconds, with_rows=with_rows))
 
     def _retry_if_outdated(self, make: Callable[[], None]) -> None:
-        """Make a version; make it again if a promotion or a forget came in between.
+        """Call `make`, which makes a version, and repeat the call if a promotion or a forget made the batch outdated.
 
-        After a promotion the new sinks need its rows, too. After a forget it may have read rows and objects that are
-        gone.
+        After a promotion the new sinks need the batch's rows, too. After a forget the batch may have read rows and
+        objects that are gone.
         """
         previous = self.tip
         try:

@@ -1,7 +1,6 @@
 """The Spark task of one state partition of a micro-batch, in a Python worker.
 
-The task looks up the batch's keys, has `state.step` merge, writes one L0 SST, sends what the state emits to Kafka, and
-reports.
+The task looks up the batch's keys, has `state.step` merge, writes one L0 SST, sends emitted rows to Kafka, and reports.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -395,7 +395,7 @@ def program_of(app: App) -> Program | None:
 
 
 def check_program(store: ObjectStore, app: App, heads: Iterable[Manifest]) -> None:
-    """Refuse to run the replaced program of a promoted app's name, in place of the app's program.
+    """Refuse to run a program that a promotion has replaced.
 
     `heads` are the app's newest versions. A supervisor may restart the replaced program, which would take over the new
     app or migrate it back. Costs no request for an app without promotions. Raises `Refused`.

@@ -82,7 +82,7 @@ class LagReporter:
     store: ObjectStore
     """The store, with a short timeout."""
     claimer: Claimer
-    """Names the writer of the heartbeats."""
+    """Claimer of this run, with the writer's id for heartbeats."""
     runners: Sequence[StageRunner]
     listener: Listener
     sink_places: Callable[[str], Mapping[str, Place | None]]

@@ -49,7 +49,7 @@ class Options:
     py_files: tuple[str, ...] = ()
     """Python files and zips that the program and its tasks import."""
     compaction_threads: int = 1
-    """Concurrent merges of each stage beside the batches; 0 leaves compaction to `slackwater compact`."""
+    """Merges of each stage at a time, in the background; 0 leaves compaction to `slackwater compact`."""
     retention: Callable[[str], Retention] = lambda _app: Retention()
     """Returns the retention rules of an app by its name; the rest of its history is collected."""
     archive: bool = True

@@ -25,7 +25,7 @@ from ..batch.stage_runner import StageRunner
 
 @dataclass(frozen=True, slots=True)
 class BetweenBatches:
-    """Does requested edits and retries: a listing for edits, and one for retries while records wait."""
+    """Does requested edits and retries. Costs one listing, and a second one while rejected records wait."""
 
     store: ObjectStore
     app: str
@@ -120,7 +120,7 @@ class Completer:
 def snapshot_names(store: ObjectStore, app: str, ids: tuple[str, ...], names: dict[str, str]) -> tuple[str, ...]:
     """Return the names of snapshots; an id that is withdrawn or cannot be looked up stays an id.
 
-    `known` caches names by id and gets the new ones.
+    `names` caches names by id and gets the new ones.
     """
     # Names are only for display: the batch is committed already.
     with suppress(Unavailable, Corruption, NotFound):

@@ -63,7 +63,7 @@ class StartFinder:
     """Returns the first offset of each partition with a record at or after a time (ms since 1970); -1 for none."""
 
     def topic(self, name: str, topic: str, begin: Begin | None) -> StartPosition:
-        """Return the start of a user's topic; a new stage starts where `begin` says, or at the earliest offsets.
+        """Return the start of a user's topic; a new stage starts at the offsets from `begin`, or at the earliest.
 
         Raises `Refused`, or what `state` and `begin` raise.
         """

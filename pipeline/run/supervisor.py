@@ -72,7 +72,7 @@ class Backpressure(Listener):
 
 @dataclass(slots=True)
 class CatchUp:
-    """Detects that all stages have read what was there at the start, like Structured Streaming's `availableNow`.
+    """Detects that all stages have read all records present at the start, like Structured Streaming's `availableNow`.
 
     Later records may be read as well, but are not waited for. A stage is done when it has read its topics up to their
     ends at the start, and its channels up to the version with which their writers were done, and no row is left that
@@ -156,7 +156,7 @@ class Supervisor:
     _to_do: bool = False
 
     def until_done(self) -> None:
-        """Start the queries and return after an orderly end. Raises what else ended one of them."""
+        """Start the queries and return after an orderly end. Raises the error that ended a query otherwise."""
         with closing(self.completer):
             try:
                 # Planners need to know the open requests when they start.

@@ -57,7 +57,7 @@ class Homes:
         return at_home.join(self._homes.select(_HOME).hint("shuffle_hash"), _HOME).drop(_HOME)
 
     def visit(self, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> None:
-        """Run a function on each partition's executor, beside the batches; nothing before the first batch. Thread-safe.
+        """Run a function on each partition's executor, in the background; none before the first batch. Thread-safe.
 
         `work` gets the partitions' numbers and returns them. Raises `Py4JError` if Spark ended or the homes were
         closed, and `PySparkException` if the function failed.
