@@ -245,7 +245,7 @@ def test_where_the_settings_name_a_python_it_is_that_one(monkeypatch: pytest.Mon
     from slackwater.pipeline.spark.jvm import interpreter
 
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    with interpreter(on_this_machine=False, said="/opt/python"):
+    with interpreter(on_this_machine=False, configured="/opt/python"):
         assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
     assert "PYSPARK_PYTHON" not in os.environ
 
