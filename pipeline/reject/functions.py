@@ -103,9 +103,8 @@ class _BatchTrial(_Trial):
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
             columns = batch if isinstance(batch, tuple) else (batch,)
-            yield _column(
-                columns, self._failing(_length(columns), lambda rows, batch=batch: self._attempt(batch, rows))
-            )  # type: ignore[misc]
+            errors = self._failing(_length(columns), lambda rows, batch=batch: self._attempt(batch, rows))  # type: ignore[misc]
+            yield _column(columns, errors)
 
     def _attempt(self, batch: Any, rows: Items) -> None:
         sample = _rows(batch, rows) if isinstance(batch, tuple) else _rows((batch,), rows)[0]

@@ -234,18 +234,8 @@ class BatchRejecter:
         now_ms, version = instants.now_ms(), base.version + 1
         letters = [
             DeadLetter(
-                *(
-                    record.sink,
-                    0,
-                    version,
-                    record.key,
-                    record.value,
-                    record.headers,
-                    BadRecord.__name__,
-                    record.why,
-                    "",
-                    record.sink,
-                ),
+                *(record.sink, 0, version, record.key, record.value, record.headers),
+                *(BadRecord.__name__, record.why, "", record.sink),
                 row=row,
                 time_ms=now_ms,
             )
