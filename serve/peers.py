@@ -65,7 +65,7 @@ class Peers:
         self.me = Peer(str(ULID()), url.rstrip("/"))
         self._store, self._in_thread, self._on_change = store, in_thread, on_change
         self.others: Mapping[str, Peer] = {}
-        """By id; itself is none of them."""
+        """Other live instances, by id."""
         self._known: dict[str, Peer] = {}
         self._suspects: dict[str, float] = {}
         self._http = urllib3.PoolManager(maxsize=32, timeout=_PATIENCE, retries=False)

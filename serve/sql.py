@@ -41,7 +41,7 @@ _STATEMENTS = 1_000
 _ATTEMPTS = 3
 """Number of processes tried for a statement: a process with too little free memory exits before it starts."""
 _NO_MEMORY, _NO_ROOM = 41, 42
-"""Exit codes: the statement took more memory than it may; the process had too little left to begin it."""
+"""Exit codes: the statement exceeded its memory; the process had too little memory left to begin."""
 _OOM = "Out of Memory Error"
 """DuckDB's error message, as Arrow passes it on while streaming rows."""
 # Preload pandas: Arrow imports it for the first value that it converts, which takes as long as some ten statements.

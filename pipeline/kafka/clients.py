@@ -154,7 +154,7 @@ def lacking(kafka: Properties, error: KafkaError | None, right: str, topic: str)
 def read_range(
     kafka: Properties, topic: str, partition: int, at: int, end: int, patience: Patience, gone: list[Gone] | None
 ) -> Iterator[Sequence[Message]]:
-    """See `Kafka.read`."""
+    """Yield messages of a range of one partition; implements `Kafka.read`."""
     position = TopicPartition(topic, partition, at)
     with clients(kafka).consumer() as consumer:
         if at < end:

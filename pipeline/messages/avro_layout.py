@@ -19,7 +19,7 @@ from ...errors import Refused
 from .avro_schema import MAX_DIGITS, SIMPLE, Node, branches
 
 BRANCH, VALUE = "branch", "value"
-"""The fields of the record that stands for a union of one branch."""
+"""Fields of the record by which a union with one branch is read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from .schema import HEAD_BYTES, varints
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NULL, _NOT_NULL = b"\x00", b"\x02"
-"""The branches of ["null", …]: 0 and 1."""
+"""Encoded branch numbers of ["null", …]: 0 and 1."""
 
 
 def check(label: str, schema: pa.Schema) -> None:

@@ -35,7 +35,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 _WRAPPERS = ("PythonException", "SparkException", "Py4JJavaError")
 """Classes in which Spark wraps errors of tasks."""
 _MAX_STACK, _CHUNK = 16_000, 4_000
-"""Characters that are kept of a stack, and those that Java is asked for at once."""
+"""Maximum characters of a stored stack, and of one answer from the JVM."""
 
 
 def blamed(error: BaseException) -> Failure | None:
