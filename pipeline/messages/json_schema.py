@@ -1,4 +1,4 @@
-"""JSON messages of a JSON Schema as Arrow arrays, by Arrow's JSON reader. Values are typed, not validated."""
+"""JSON messages with a JSON Schema as Arrow arrays, by Arrow's JSON reader. Values are typed, not validated."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SIMPLE = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(),
 
 
 class JsonReader(Reader):
-    """Reads JSON into the columns of one schema, whatever the writer's says."""
+    """Reads JSON messages into the columns of one schema, regardless of the writer's."""
 
     def __init__(self, schema: Schema) -> None:
-        """Raises `Refused` for a schema of which no columns can be made."""
+        """Raises `Refused` for a schema that has no columns."""
         if schema.references:
             raise Refused("a JSON Schema that refers to other subjects is not read", hint="register it as one schema")
         try:
@@ -31,9 +31,8 @@ class JsonReader(Reader):
         self.type = _column(root, root, "#", ())
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
-        """See `Reader`."""
         count = len(messages)
-        # Each beside its number, in one object: so none is two, and none is taken for another's part.
+        # Wrap each message in an object with its number: this detects two values in a message, and half a value.
         numbers = pc.binary_join_element_wise('{"n":', pa.array(np.arange(count)).cast(pa.string()), ',"v":', "")
         lines = pc.binary_join_element_wise(numbers.cast(pa.binary()), without(messages, HEAD_BYTES), b"}\n", b"")
         data = lines.buffers()[2].to_pybytes() if count else b""
@@ -53,7 +52,7 @@ class JsonReader(Reader):
 
 
 def _column(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataType:
-    """The Arrow type of a part of the schema. `within` are the references that led here."""
+    """Return the Arrow type of a part of the schema. `within` lists the references that led to the part."""
     if not isinstance(node, dict):
         raise _refused(at, "says nothing of its type")
     if "$ref" in node:
@@ -61,18 +60,21 @@ def _column(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataTy
         if ref in within:
             raise _refused(at, f"contains itself ({ref})")
         return _column(_referenced(ref, root, at), root, at, (*within, ref))
-    for word in ("oneOf", "anyOf"):
-        if word in node:
-            choices = [one for one in node[word] if one != {"type": "null"}]
+    for keyword in ("oneOf", "anyOf"):
+        if keyword in node:
+            choices = [choice for choice in node[keyword] if choice != {"type": "null"}]
             if len(choices) != 1:
-                raise _refused(at, f"is one of {len(choices)} things ({word})")
+                raise _refused(at, f"is one of {len(choices)} things ({keyword})")
             return _column(choices[0], root, at, within)
     declared = node.get("type") or []
     kinds = [kind for kind in (declared if isinstance(declared, list) else [declared]) if kind != "null"]
     if not kinds and all(isinstance(value, str | None) for value in node.get("enum", [0])):
         kinds = ["string"]
     if "properties" in node and kinds in ([], ["object"]):
-        fields = ((name, _column(one, root, f"{at}/{name}", within)) for name, one in node["properties"].items())
+        fields = (
+            (name, _column(property_node, root, f"{at}/{name}", within))
+            for name, property_node in node["properties"].items()
+        )
         return pa.struct([pa.field(name, kind) for name, kind in fields])
     if sorted(kinds) == ["integer", "number"]:
         return pa.float64()

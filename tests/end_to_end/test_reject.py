@@ -69,7 +69,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Said at once, and not after five seconds.
-    monkeypatch.setattr(rejecter, "_SAID_S", 0.0)
+    monkeypatch.setattr(rejecter, "_LOG_INTERVAL_S", 0.0)
     exported, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exported))
     monkeypatch.setattr(runner, "tracing_of", lambda: Tracing(provider))

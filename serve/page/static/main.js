@@ -1,4 +1,4 @@
-// The page: its frame, the token, keys, and which app is looked at.
+// The page: header, token form, keyboard shortcuts, and the current app.
 
 import { html, render, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { ask, hasToken, onToken, setToken } from "./ask.js";
@@ -85,7 +85,7 @@ function Token() {
   </form>`;
 }
 
-// From key to key of the rows that are shown.
+// Moves the focus between the key links of the shown rows.
 function toRow(by) {
   const links = [...document.querySelectorAll("a[data-row]")];
   const at = links.indexOf(document.activeElement);
@@ -105,7 +105,7 @@ function onKey(event, { slider, route, tables, compare }, help) {
     const at = route.view === "rows" ? tables.indexOf(route.names[0] ?? tables[0]) + 1 : 0;
     to("rows", [tables[at % tables.length]]);
   };
-  // A part that scrolls, and the page itself, have these keys for that.
+  // Keep the default scrolling of these keys in scrollable parts and on the page.
   if (/^Arrow(Left|Right)$/.test(event.key) && target.matches(".scroll")) return;
   if (/^(Page|Home|End)/.test(event.key) && target.role !== "slider") return;
   const does = {

@@ -1,4 +1,4 @@
-// Rejected and late records, the log, and what an app costs.
+// Rejected and late records, the log, and costs.
 
 import { html } from "../vendor/preact-htm.js";
 import { path, query } from "../ask.js";

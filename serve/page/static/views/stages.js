@@ -1,4 +1,4 @@
-// How the stages stand at the moment: the graph, and the same in figures; sinks.
+// The stages at the moment, as a graph and as a table; sinks.
 
 import { html, useState } from "../vendor/preact-htm.js";
 import { Command, Empty, Grid, Time } from "../parts.js";
