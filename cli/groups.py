@@ -7,7 +7,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import NotFound, Usage
-from .synonyms import SYNONYMS, meant
+from .synonyms import SYNONYMS, commands_for
 
 _FIRST_WORD = "slackwater.first_word"
 """Key of a context's first word after the verb."""
@@ -111,7 +111,7 @@ def _hint(ctx: Any, word: str, group: TyperGroup, *, own: bool = False) -> str:
     root, path = ctx.find_root(), _path(ctx)
     if path and not own and word in root.command.list_commands(root):
         return _describe(ctx, root, word)
-    matches = meant(word, path, group.list_commands(ctx))
+    matches = commands_for(word, path, group.list_commands(ctx))
     if own:
         matches = tuple(command for command in matches if f"{command} ".startswith(f"{path} "))
     if len(matches) == 1:

@@ -78,7 +78,7 @@ class _Verbs(Group):
         except KeyboardInterrupt:
             raise typer.Exit(_INTERRUPTED) from None
         except BrokenPipeError:
-            terminal.silence()
+            terminal.silence_stdout()
             raise typer.Exit(_PIPE_CLOSED) from None
         except UsageError as error:
             _print_usage(error, self._args)
@@ -130,9 +130,9 @@ def _root(debug: bool = _DEBUG, version: bool = _VERSION) -> None:
 
 def main() -> None:
     """Run the command line of this process and exit with its code."""
-    terminal.handle_everything()
+    terminal.install_handlers()
     quick.own_process()
-    quick.plain_words()
+    quick.install_fast_params()
     try:
         _run()
     except SystemExit as ended:
@@ -150,7 +150,7 @@ def _run() -> None:
         try:
             terminal.flush()
         except BrokenPipeError:
-            terminal.silence()
+            terminal.silence_stdout()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def option(metavar: str | None, explanation: str, default: Any = None, *, name: 
     return typer.Option(default, *names, metavar=metavar, help=explanation, show_default=is_shown, **more)
 
 
-def of_parameter(parameter: inspect.Parameter) -> inspect.Parameter:
+def option_for(parameter: inspect.Parameter) -> inspect.Parameter:
     """Return a declared parameter as a typer option. Returns any other parameter unchanged."""
     if (param := param_of(parameter)) is None:
         return parameter
@@ -171,7 +171,7 @@ def pairs(option: str, values: Many, shape: str, example: str) -> dict[str, str]
 KeysAsked = Sequence[str] | Mapping[str, Sequence[tuple[str | None, ...]]]
 
 
-def keys_asked(where: str, key_words: Sequence[str], keys: Sequence[str], files: Sequence[Path] | None) -> KeysAsked:
+def parse_keys(where: str, key_words: Sequence[str], keys: Sequence[str], files: Sequence[Path] | None) -> KeysAsked:
     """Return keys as the client takes them, from `--key` options or from `APP/TABLE KEY`.
 
     Raises `Usage` if both are given, for a table without a key, a key without a table, and for a ref with a moment: the
@@ -212,11 +212,11 @@ def examples(*lines: str) -> str:
     A backspace in the first line keeps the help formatter from refilling the text. An example that is too long for a
     line gets its comment above it and is broken with backslashes.
     """
-    fitting = (f"  {part}" for line in lines for part in _fitting(line))
+    fitting = (f"  {part}" for line in lines for part in _wrap(line))
     return "\n".join(("\b", "Example:" if len(lines) == 1 else "Examples:", *fitting))
 
 
-def _fitting(line: str) -> Iterator[str]:
+def _wrap(line: str) -> Iterator[str]:
     if len(line) <= _WIDTH:
         yield line
         return

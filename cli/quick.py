@@ -35,7 +35,7 @@ def own_process() -> None:
     os.environ.setdefault(_PLUGINS, "__all__")
 
 
-def verb_begins() -> None:
+def restore_plugins() -> None:
     """Re-enable pydantic plugins: the words are parsed, and the user's program may use pydantic from here on."""
     if _hides_plugins:
         os.environ.pop(_PLUGINS, None)
@@ -63,7 +63,7 @@ class _FastParam:
         return self._otherwise(self._descriptor).coerce(value, param=param, ctx=ctx)
 
 
-def plain_words() -> None:
+def install_fast_params() -> None:
     """Make typer use `_FastParam`. Does nothing if this typer has no `build_runtime_param`."""
     core: Any = import_module("typer.core")
     if (build := getattr(core, "build_runtime_param", None)) is not None and not isinstance(build, partial):

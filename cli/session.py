@@ -16,7 +16,7 @@ from ..common.parameters import declaration_of, param_of, parameters_of
 from ..errors import Protected, SlackwaterError, Usage
 from . import options
 from .groups import Either, Group, Verb
-from .quick import verb_begins
+from .quick import restore_plugins
 from .terminal import LogFormat, Printer, is_terminal, log_as
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Session(Printer):
         app, table = names_of_stage(text, "table")
         return self.app(app), table
 
-    def asked_for_name(self, error: Protected) -> str:
+    def prompt_for_name(self, error: Protected) -> str:
         """Prompt for the name of a protected app and return the answer. Raises the error without a terminal."""
         if not (sys.stdin.isatty() and is_terminal(stderr=True)):
             raise error
@@ -105,7 +105,7 @@ _PROGRESS_S = 1.0
 """Minimum seconds between two progress lines; a person reads no faster."""
 
 
-def now_and_then(progress: Callable[[str], None]) -> Callable[[str], None]:
+def throttled(progress: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that passes on at most one progress line per second, and none in the first second."""
     last_s = time.monotonic()
 
@@ -131,7 +131,7 @@ def group(explanation: str = "", *examples: str) -> typer.Typer:
     return app
 
 
-_LAST = {"yes_really": 2, "dry_run": 3}
+_LAST_OPTIONS = {"yes_really": 2, "dry_run": 3}
 """Options that come last in each verb's help, with their sort keys."""
 
 
@@ -159,7 +159,7 @@ def verb(
 
     def place(parameter: inspect.Parameter) -> int:
         is_declared = param_of(parameter) is not None
-        return _LAST.get(parameter.name, int(is_declared != declared_first))
+        return _LAST_OPTIONS.get(parameter.name, int(is_declared != declared_first))
 
     def register(body: Callable[..., None]) -> typer.Typer:
         def command(
@@ -171,7 +171,7 @@ def verb(
             as_json: bool = False,
             **own: Any,
         ) -> None:
-            verb_begins()
+            restore_plugins()
             log_as(log_format)
             own = {name: options.value_of(by_name[name], value) for name, value in own.items()}
             with closing(Session(store, kafka, message, as_json=as_json)) as session, session.recording():
@@ -180,12 +180,12 @@ def verb(
                 except Protected as error:
                     if own.get("yes_really", "…"):
                         raise  # the name was given, or the verb takes none
-                    body(session, **own | {"yes_really": session.asked_for_name(error)})
+                    body(session, **own | {"yes_really": session.prompt_for_name(error)})
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         by_name = {parameter.name: parameter for parameter in sorted(parameters_of(body), key=place)}
         del by_name["session"]
-        parameters = [options.of_parameter(parameter).replace(kind=keyword) for parameter in by_name.values()]
+        parameters = [options.option_for(parameter).replace(kind=keyword) for parameter in by_name.values()]
         if store:
             parameters.append(inspect.Parameter("store", keyword, default=options.STORE, annotation=str | None))
         if kafka:

@@ -64,7 +64,7 @@ SYNONYMS = {word: commands for synonyms, commands in _SYNONYMS.items() for word 
 """Candidate commands by word, likeliest first, as typed after `slackwater`."""
 
 
-def meant(word: str, group: str, commands_of_group: Sequence[str]) -> tuple[str, ...]:
+def commands_for(word: str, group: str, commands_of_group: Sequence[str]) -> tuple[str, ...]:
     """Return the commands that an unknown word may mean. `group` is the group it was typed in, empty for the root.
 
     Commands of the group come first (`delete` in `snapshot` means `snapshot rm`), then commands of similar spelling.

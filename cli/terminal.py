@@ -215,12 +215,12 @@ def flush() -> None:
     sys.stdout.flush()
 
 
-def silence() -> None:
+def silence_stdout() -> None:
     """Redirect stdout to /dev/null, so that the interpreter's last flush does not fail on a closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def handle_everything() -> None:
+def install_handlers() -> None:
     """Print log records, warnings and thread errors that have no other handler."""
     logging.lastResort = Lines(print_note, quoting=True)
     warnings.showwarning = lambda message, category, *_: print_note(f"{category.__name__}: {message}")

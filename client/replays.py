@@ -59,7 +59,7 @@ def cause_behind(
             return Behind(unknown(lacks) if cause.kind == "unknown" else cause)
         _note_forgotten(client, (verdict.bad.stages[verdict.stage],))
         progress(STARTING)
-        return _traced(client, verdict, codes, progress)
+        return _find_cause_traced(client, verdict, codes, progress)
     except Exception as error:
         # The commit is already found, and must be reported.
         why = "; ".join(filter(None, (error.message, error.hint))) if isinstance(error, SlackwaterError) else str(error)
@@ -115,21 +115,21 @@ def _missing_for_replay(client: Backends, verdict: Verdict, codes: Codes) -> str
     return ""
 
 
-def _traced(client: Backends, verdict: Verdict, codes: Codes, progress: Callable[[str], None]) -> Behind:
+def _find_cause_traced(client: Backends, verdict: Verdict, codes: Codes, progress: Callable[[str], None]) -> Behind:
     """Find the cause by replays, in an OpenTelemetry span with a link to the record's trace if configured."""
     from ..pipeline.telemetry.spans import tracing_of
 
     if (tracing := tracing_of()) is None:
-        return _replayed(client, verdict, codes, progress)
+        return _find_cause_by_replay(client, verdict, codes, progress)
     with closing(tracing), tracing.bisect(verdict.app) as span:
-        explanation = _replayed(client, verdict, codes, progress)
+        explanation = _find_cause_by_replay(client, verdict, codes, progress)
         message = explanation.guilty.message if explanation.guilty is not None else None
         record_trace = (message.headers, str(message.address)) if message is not None else ()
         span.found(verdict.stage, verdict.bad_version, *record_trace)
         return explanation
 
 
-def _replayed(client: Backends, verdict: Verdict, codes: Codes, progress: Callable[[str], None]) -> Behind:
+def _find_cause_by_replay(client: Backends, verdict: Verdict, codes: Codes, progress: Callable[[str], None]) -> Behind:
     def on_hop(hop: Hop) -> None:
         # Do not name the record yet: it may be healthy.
         progress(f"{hop.stage} v{hop.version}: one of {hop.records:,} records, with {hop.replays:,} replays")

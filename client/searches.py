@@ -38,13 +38,13 @@ _FOLDER = Path(".slackwater")
 _HTML, _MARKDOWN = (".html", ".htm"), (".md", ".markdown")
 
 
-def in_folders(client: Backends, question: Asked) -> Asked:
+def with_folders(client: Backends, question: Asked) -> Asked:
     """Return the question with the app's folder in place of its name, in the app and the refs."""
     good, bad = (in_folder(client.store, ref) if ref else "" for ref in (question.good, question.bad))
     return replace(question, app=folder_of(client.store, question.app), good=good, bad=bad)
 
 
-def begun(client: Backends, question: Asked) -> KeptSearch:
+def start_search(client: Backends, question: Asked) -> KeptSearch:
     """Return a new search; for a manual one, with the answers for `good` and `bad`.
 
     Raises `Refused` if a manual search of the app is open.
@@ -66,13 +66,13 @@ def begun(client: Backends, question: Asked) -> KeptSearch:
     return KeptSearch(client.root, question).with_marks(*good, *bad)
 
 
-def answered(client: Backends, app: str, answer: Answer, refs: list[str]) -> KeptSearch:
+def record_answer(client: Backends, app: str, answer: Answer, refs: list[str]) -> KeptSearch:
     """Return the app's search with a user's answer for these moments, or for the moment that it asks about.
 
     Raises `NotFound` for the search or a moment, and `Refused` if the search belongs to another store, or no moment
     needs an answer.
     """
-    search, refs = of_app(client, app), [in_folder(client.store, ref) for ref in refs]
+    search, refs = read_search(client, app), [in_folder(client.store, ref) for ref in refs]
     app = search.asked.app
     if not refs and search.wanted is None:
         why, hint = search.found or "the search was interrupted", f"slackwater bisect {answer} {app} REF"
@@ -87,7 +87,7 @@ def _marks(client: Backends, app: str, answer: Answer, refs: Iterable[str]) -> l
     return [KnownAnswer(ref, answer, by_hand=True) for ref in fixed]
 
 
-def of_app(client: Backends, app: str) -> KeptSearch:
+def read_search(client: Backends, app: str) -> KeptSearch:
     """Return the app's search. Raises `NotFound`, and `Refused` if the search belongs to another store."""
     folder = folder_of(client.store, app)
     try:
@@ -101,7 +101,7 @@ def of_app(client: Backends, app: str) -> KeptSearch:
     return search
 
 
-def of_log(client: Backends, file: Path) -> KeptSearch:
+def search_of_log(client: Backends, file: Path) -> KeptSearch:
     """Return the search of a log file. Raises `NotFound` for the file, and `Usage` if it is no log."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -112,7 +112,7 @@ def of_log(client: Backends, file: Path) -> KeptSearch:
 
 def log(client: Backends, app: str) -> Result:
     """Return the commands that recreate the app's search."""
-    lines = tuple(kept.log_of(of_app(client, app)))
+    lines = tuple(kept.log_of(read_search(client, app)))
     return Result({"app": app, "lines": lines}, *lines)
 
 
@@ -128,7 +128,7 @@ def reset(app: str, opened: Callable[[], Backends]) -> Result:
     return Result({"app": app, "removed": was_there}, line)
 
 
-def go_on(client: Backends, search: KeptSearch, on_step: Callable[[Evaluation], None]) -> Verdict | Result:
+def continue_search(client: Backends, search: KeptSearch, on_step: Callable[[Evaluation], None]) -> Verdict | Result:
     """Continue a search, saving each answer. Returns the verdict, or a result that asks the user about a moment.
 
     Raises as `StoredApp.bisect` does.
@@ -153,7 +153,7 @@ def go_on(client: Backends, search: KeptSearch, on_step: Callable[[Evaluation], 
     except Wanted as wanted:
         search = replace(search, wanted=wanted.ref, asked=replace(question, bad=question.bad or wanted.ref))
         _write(client, search)
-        return shown.wanted(search, wanted.cut, wanted.left)
+        return shown.ask_for_answer(search, wanted.cut, wanted.left)
     _write(client, replace(search, found=shown.sentence(verdict), wanted=None))
     for ref, cut in verdict.resolved.items():
         client.note_thinned(ref, cut.thinned)

@@ -71,7 +71,7 @@ def bisect(
     Then the batch is replayed on a local Spark to find the cause: one or several records, a new program, time, a
     watermark, a missing or duplicate record, or an operation.
     """
-    from ...client.searches import Reports, begun, in_folders
+    from ...client.searches import Reports, start_search, with_folders
     from ...client.show import values
     from ...snapshot.bisect.session import Asked
 
@@ -94,8 +94,8 @@ def bisect(
     if question.by_hand:
         hint = f"give --where, --check, --python or --run; or look yourself: `slackwater bisect start {app_name}`"
         raise Usage("nothing says what is wrong", hint=hint)
-    app, question = session.app(app_name), in_folders(session.client, question)
-    search = begun(session.client, question)
+    app, question = session.app(app_name), with_folders(session.client, question)
+    search = start_search(session.client, question)
     app.note_input_gone()
     _continue(session, search, out, code, reports, replay=not no_replay, every=every)
 
@@ -111,11 +111,11 @@ def start(
 
     Answer with `bisect good`, `bad` or `skip`; each shows the next moment, until one commit is left.
     """
-    from ...client.searches import begun, in_folders
+    from ...client.searches import start_search, with_folders
     from ...snapshot.bisect.session import Asked
 
-    question = in_folders(session.client, Asked(app_name, good=good, bad=bad))
-    _continue(session, begun(session.client, question))
+    question = with_folders(session.client, Asked(app_name, good=good, bad=bad))
+    _continue(session, start_search(session.client, question))
 
 
 @verb("slackwater bisect good flights", of=words)
@@ -140,9 +140,9 @@ def skip(session: Session, app_name: str = APP, refs: Many = _REFS) -> None:
 
 
 def _answer(session: Session, app_name: str, answer: "Answer", refs: list[str] | None) -> None:
-    from ...client.searches import answered
+    from ...client.searches import record_answer
 
-    _continue(session, answered(session.client, app_name, answer, refs or []))
+    _continue(session, record_answer(session.client, app_name, answer, refs or []))
 
 
 @verb("slackwater bisect log flights > search.log", of=words)
@@ -156,18 +156,18 @@ def log(session: Session, app_name: str = APP) -> None:
 @verb("slackwater bisect replay search.log", of=words, kafka=True)
 def replay(session: Session, file: Path = argument("FILE", "Output of `bisect log`, edited if needed.")) -> None:
     """Replace the app's search by the answers of a saved log, and continue."""
-    from ...client.searches import of_log
+    from ...client.searches import search_of_log
 
-    _continue(session, of_log(session.client, file))
+    _continue(session, search_of_log(session.client, file))
 
 
 @verb("slackwater bisect explain flights", of=words)
 def explain(session: Session, app_name: str = APP) -> None:
     """Show the answer, duration and reason of each moment of the search."""
-    from ...client.searches import of_app
+    from ...client.searches import read_search
     from ...client.show import verdict
 
-    session.show(verdict.explained(of_app(session.client, app_name)))
+    session.show(verdict.explained(read_search(session.client, app_name)))
 
 
 @verb("slackwater bisect reset flights", of=words)
@@ -190,7 +190,7 @@ def _continue(
 ) -> None:
     """Continue the search, and show the verdict or the moment that the user must judge next."""
     from ...client.replays import cause_behind, programs_of
-    from ...client.searches import clone_name, go_on
+    from ...client.searches import clone_name, continue_search
     from ...client.show import values
     from ...client.show import verdict as shown
 
@@ -202,7 +202,7 @@ def _continue(
             line = f"{step.number}/{step.total}  {moment}: {step.answer}{f' ({step.why})' if step.why else ''}"
             progress(line, f"{formats.bar(step.number, step.total)}  {line}")
 
-        verdict = go_on(client, search, on_step)
+        verdict = continue_search(client, search, on_step)
     if isinstance(verdict, Result):
         session.show(verdict)
         return

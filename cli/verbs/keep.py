@@ -28,11 +28,11 @@ from ..options import (
     Many,
     argument,
     flag,
-    keys_asked,
     option,
+    parse_keys,
     span,
 )
-from ..session import Session, group, now_and_then, verb
+from ..session import Session, group, throttled, verb
 
 
 @verb(
@@ -293,7 +293,7 @@ def forget(
     give_up: bool = flag("--give-up", "Abandon an interrupted forget whose keys are lost."),
     **options: Unpack[ForgetOptions],
 ) -> None:
-    app, keys = session.app(where), keys_asked(where, words, key or [], options["files"])
+    app, keys = session.app(where), parse_keys(where, words, key or [], options["files"])
     if give_up:
         if keys or options["files"]:
             raise Usage("--give-up takes no keys: who has them types the forget again, and it is finished")
@@ -301,5 +301,5 @@ def forget(
         return
 
     with session.progress() as progress:
-        done = app.forget(keys, on_progress=now_and_then(progress), **options)
+        done = app.forget(keys, on_progress=throttled(progress), **options)
     session.show(done)

@@ -19,13 +19,13 @@ from ..options import (
     argument,
     flag,
     key_values,
-    keys_asked,
     option,
+    parse_keys,
     program,
     span,
 )
 from ..quick import no_user_code
-from ..session import Session, now_and_then, verb
+from ..session import Session, throttled, verb
 
 if TYPE_CHECKING:
     from ...client import Client
@@ -209,11 +209,11 @@ def verify(
             "keys they were"
         )
     if forgotten:
-        keys = keys_asked(ref, words, key or [], options["files"])
+        keys = parse_keys(ref, words, key or [], options["files"])
         with session.progress() as progress:
-            session.show(session.app(ref).verify_forgotten(keys, on_progress=now_and_then(progress), **options))
+            session.show(session.app(ref).verify_forgotten(keys, on_progress=throttled(progress), **options))
         return
 
     with session.progress() as progress:
-        report = session.app(ref).verify(ref, deep=options["deep"], on_progress=now_and_then(progress))
+        report = session.app(ref).verify(ref, deep=options["deep"], on_progress=throttled(progress))
     session.show(verification(report))

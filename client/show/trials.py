@@ -18,7 +18,7 @@ from .shown import Result, fields
 def trial(outcome: Trial, code: str, *, show_values: bool) -> Result:
     """Return the result of a trial; it fails if anything differs, or a query of `--allow` failed."""
     blocks: list[Block] = [Title(sentence(outcome)), *_about(outcome)]
-    for item in _all(outcome):
+    for item in _compared(outcome):
         blocks += ["", *_differing(item, Mask(show_values), with_values=show_values)]
     data = fields(outcome, "app", "same", "records", "beside", "migrated", "new_tables", "not_allowed") | {
         "code": code,
@@ -35,7 +35,7 @@ def trial(outcome: Trial, code: str, *, show_values: bool) -> Result:
 
 def sentence(outcome: Trial) -> str:
     """Return the result of a trial in one sentence."""
-    differing = [_name(item) for item in _all(outcome) if _differs(item)]
+    differing = [_name(item) for item in _compared(outcome) if _has_differences(item)]
     if not differing:
         return f"{outcome.app}: nothing differs over {plural(outcome.records, 'record')}"
     return f"{outcome.app}: {', '.join(differing)} differ over {plural(outcome.records, 'record')}"
@@ -53,8 +53,8 @@ def page(outcome: Trial, code: str, mask: Mask) -> Page:
     )
     sections = [
         Section(_heading(item), tuple(_differing(item, mask, with_values=True)))
-        for item in _all(outcome)
-        if _differs(item)
+        for item in _compared(outcome)
+        if _has_differences(item)
     ]
     if outcome.migrated:
         sections.insert(0, Section("What the migration changes", outcome.migrated))
@@ -62,10 +62,10 @@ def page(outcome: Trial, code: str, mask: Mask) -> Page:
         sections.append(
             Section("Queries for differences that are meant that could not be carried out", outcome.not_allowed)
         )
-    equal = [_name(item) for item in _all(outcome) if not _differs(item)]
+    equal = [_name(item) for item in _compared(outcome) if not _has_differences(item)]
     if equal or outcome.unknown or outcome.new_tables:
         lines = [f"The same: {', '.join(equal)}."] if equal else []
-        not_compared = (*_new(outcome), *outcome.unknown)
+        not_compared = (*_new_table_lines(outcome), *outcome.unknown)
         lines += [f"Not compared: {', '.join(not_compared)}."] if not_compared else []
         sections.append(Section("The others", tuple(lines)))
     return Page(
@@ -77,7 +77,7 @@ def page(outcome: Trial, code: str, mask: Mask) -> Page:
     )
 
 
-def _all(outcome: Trial) -> tuple[TableDiff | SinkDiff, ...]:
+def _compared(outcome: Trial) -> tuple[TableDiff | SinkDiff, ...]:
     return (*outcome.tables, *outcome.sinks)
 
 
@@ -85,7 +85,7 @@ def _name(item: TableDiff | SinkDiff) -> str:
     return item.table if isinstance(item, TableDiff) else item.sink
 
 
-def _differs(item: TableDiff | SinkDiff) -> bool:
+def _has_differences(item: TableDiff | SinkDiff) -> bool:
     return bool(len(item.changes)) if isinstance(item, TableDiff) else not item.equal
 
 
@@ -97,12 +97,12 @@ def _about(outcome: Trial) -> Iterator[str]:
     baseline = "the program of before, over the same input" if outcome.beside else f"{outcome.app} itself"
     yield f"compared with {baseline}, from {outcome.start.ref} to {outcome.end.ref}"
     yield from (f"migrated: {line}" for line in outcome.migrated)
-    yield from (f"{line}: not compared" for line in _new(outcome))
+    yield from (f"{line}: not compared" for line in _new_table_lines(outcome))
     if outcome.kept:
         yield f"the clone stays: {outcome.kept}"
 
 
-def _new(outcome: Trial) -> list[str]:
+def _new_table_lines(outcome: Trial) -> list[str]:
     return [f"new table {name}, of about {plural(rows, 'row')}" for name, rows in outcome.new_tables.items()]
 
 
@@ -142,14 +142,14 @@ def _sink(diff: SinkDiff, mask: Mask, *, with_values: bool) -> Iterator[Block]:
     )
     if diff.near:
         yield f"  {plural(diff.near, 'record')} equal within the tolerance of floats, {TOLERANCE}"
-    some = [(row, side) for rows, side in ((diff.removed, "old"), (diff.added, "new")) for row in _some(rows)]
+    some = [(row, side) for rows, side in ((diff.removed, "old"), (diff.added, "new")) for row in _first_rows(rows)]
     if with_values and some:
         names = [name for name in some[0][0] if name != "headers"]
         lines = ((Name(side), *(_cell(row.get(name), mask) for name in names)) for row, side in some)
         yield TableBlock.of(("", *map(Name, names)), lines)
 
 
-def _some(rows: pa.Table) -> list[dict[str, object]]:
+def _first_rows(rows: pa.Table) -> list[dict[str, object]]:
     return python_rows(rows.slice(0, MOST_SHOWN))
 
 

@@ -198,7 +198,7 @@ def write(table: pa.Table, path: Path) -> None:
                 case ".parquet":
                     parquet.write_table(table, temporary, compression="zstd")
                 case ".csv":
-                    csv.write_csv(_in_words(table), temporary)
+                    csv.write_csv(_with_texts(table), temporary)
                 case _:
                     with temporary.open("wb") as file:
                         file.writelines(_json(table))
@@ -208,7 +208,7 @@ def write(table: pa.Table, path: Path) -> None:
         raise Refused(f"{path} cannot hold these columns: {error}", hint=hint) from None
 
 
-def _in_words(table: pa.Table) -> pa.Table:
+def _with_texts(table: pa.Table) -> pa.Table:
     """Return the table with text for types that CSV lacks, and for times that Python lacks and Arrow writes wrongly."""
     types = pa.types
     worded = (types.is_nested, types.is_interval, types.is_time, types.is_duration, _holds_binary)

@@ -93,10 +93,10 @@ def sentence(outcome: Verdict) -> str:
         return f"the first bad commit of {outcome.app} is one of {', '.join(map(str, outcome.candidates))}"
     batches = batches_brought(outcome.bad.stages[outcome.stage]) if outcome.stage in outcome.bad.stages else ""
     commit = f"{outcome.stage} v{outcome.bad_version}{f' ({batches})' if batches else ''}"
-    return f"{commit} is {which(outcome)}"
+    return f"{commit} is {describe_commit(outcome)}"
 
 
-def which(outcome: Verdict) -> str:
+def describe_commit(outcome: Verdict) -> str:
     """Describe a certain commit: the first bad one, or one of several changes."""
     if outcome.bad_before:
         return f"one of the commits at which {outcome.app} went bad: it was bad before, at {outcome.bad_before}"
@@ -393,7 +393,7 @@ def explained(search: KeptSearch) -> Result:
     return Result(search, TableBlock.of((">", "moment", "was", ">took", "why"), rows), *filter(None, [last]))
 
 
-def wanted(search: KeptSearch, cut: Cut, num_left: int) -> Result:
+def ask_for_answer(search: KeptSearch, cut: Cut, num_left: int) -> Result:
     """Return the result that asks the user to judge a moment, with about `num_left` more after it."""
     app, ref = search.asked.app, search.wanted or ""
     stage = ref.partition("/")[2].partition("@")[0]

@@ -44,21 +44,21 @@ def _block(block: Block) -> str:
         case document.Remark(line):
             return f'<p class="aside">{_line(line)}</p>'
         case TableBlock():
-            return _wide(f"<table>{''.join(_rows(block))}</table>")
+            return _scrollable(f"<table>{''.join(_rows(block))}</table>")
         case document.Facts(rows):
             return f"<dl>{''.join(f'<dt>{_span(name)}</dt><dd>{_line(line)}</dd>' for name, line in rows)}</dl>"
         case document.Listing(text):
             lines = "\n".join(map(_escaped, text.split("\n")))
             return f"<pre>{lines}</pre>"
         case Timeline():
-            return _wide(draw(block))
+            return _scrollable(draw(block))
         case "":
             return ""
         case _:
             return f"<p>{_line(block)}</p>"
 
 
-def _wide(markup: str) -> str:
+def _scrollable(markup: str) -> str:
     """Wrap an element that may be wider than the window, to scroll by itself, also by keyboard."""
     return f'<div class="wide" tabindex="0">{markup}</div>'
 
