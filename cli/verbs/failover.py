@@ -1,4 +1,4 @@
-"""Verbs for the day on which a store is lost: replicate an app elsewhere, and recover it from there."""
+"""Verbs for disaster recovery: replicate an app to another store, and recover it there."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Verbs that let others ask: serve, token."""
+"""Verbs that serve apps to others: serve, mcp, token."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -75,8 +75,8 @@ def serve(
 
 
 def _check_reachable(session: Session, listening: "Listening") -> None:
-    """Raise `Refused` where others reach the server and nobody has a token; note where nothing is encrypted."""
-    with suppress(Unavailable):  # it serves once the store is there
+    """Raise `Refused` if other machines can reach the server and no token exists; warn without TLS."""
+    with suppress(Unavailable):  # the server starts even if the store is unreachable
         if not session.client.tokens():
             raise Refused(
                 f"others can reach {listening.host}, so each request needs a token, and the store has none",
@@ -129,11 +129,11 @@ def _check_installed(*, mcp: bool) -> None:
 
 
 def _programs(code: Many) -> dict[str, Path]:
-    """By app, the file of the program. Raises `Usage`, and `NotFound` for a file."""
-    found = {app: Path(file) for app, file in pairs("--code", code, "APP=FILE", "flights=flights.py").items()}
-    for file in found.values():
+    """Return the program's file by app. Raises `Usage`, and `NotFound` for a file."""
+    files = {app: Path(file) for app, file in pairs("--code", code, "APP=FILE", "flights=flights.py").items()}
+    for file in files.values():
         program_file(file)
-    return found
+    return files
 
 
 token = group(

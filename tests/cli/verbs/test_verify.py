@@ -114,7 +114,7 @@ def test_what_is_not_there_and_what_makes_no_sense_are_told_apart() -> None:
 
 @pytest.mark.usefixtures("app")
 def test_progress_goes_to_stderr_and_the_result_can_be_piped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slackwater.cli.session._TELL_S", -1.0)
+    monkeypatch.setattr("slackwater.cli.session._PROGRESS_S", -1.0)
     result = verify("bank@good", "--deep", "--json")
     assert json.loads(result.stdout)["deep"] is True
     assert result.stderr == ""
