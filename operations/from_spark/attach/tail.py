@@ -264,7 +264,7 @@ class Tail:
                     attached,
                     next_batch=batch.id + 1,
                     batches=batch.id + 1 - following,
-                    others=tuple(sorted(map(_topic, batch.others))),
+                    others=tuple(sorted(map(_topic, batch.non_kafka))),
                 ),
                 duration_ms=round((time.monotonic() - began_s) * 1_000),
             )
@@ -349,7 +349,7 @@ def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:
         topic = _topic(name)
         previous = draft.inputs.get(topic) or Input(topic, ())
         # The sum falls if the query continues with a recreated topic.
-        rows = 0 if name in batch.others else max(0, sum(offsets) - sum(previous.offsets))
+        rows = 0 if name in batch.non_kafka else max(0, sum(offsets) - sum(previous.offsets))
         inputs[topic] = replace(previous, offsets=tuple(offsets), rows=rows)
     return inputs
 
