@@ -49,8 +49,8 @@ class ExportedTable(Struct, frozen=True):
 class ExportedChannel(Struct, frozen=True):
     """Records in flight from one stage to another.
 
-    With several readers of a channel, sorted by their position, the records of a reader end at the position of the next
-    reader: the records after that position are listed for the next reader, and are in flight for both.
+    A record of a channel with several readers is listed once, for the most advanced reader that has not consumed it.
+    Readers further behind have not consumed it either.
     """
 
     channel: limits.Name

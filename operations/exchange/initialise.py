@@ -83,7 +83,7 @@ def by_hash(
 
 
 def slots_of(table: Table, num_bytes: int) -> int:
-    """Return the number of slots: equal hash ranges within a state partition, each with rows for about one SST."""
+    """Return the number of hash ranges (slots) into which rows are split, so that each slot has about one SST."""
     partitions, size = table.partitions, table.compaction.target_file_bytes
     return partitions << max(0, ceil(log2(max(1, num_bytes / (partitions * size)))))
 
@@ -111,7 +111,7 @@ def by_slot(rows: Iterable[pa.RecordBatch], slots_when_read: Callable[[], int]) 
 
 _SEQ = 1
 _LEVEL = 1
-"""The SSTs form one sorted run, so none has to be merged as SSTs of level 0 have."""
+"""Level of one sorted run; SSTs of level 0 would have to be merged."""
 _MOST_WORKERS = 4
 """Each worker holds the rows of an SST in memory twice."""
 

@@ -4,8 +4,8 @@ The layout is that of Iceberg's Hadoop catalog: `metadata/v<n>.metadata.json` is
 `metadata/version-hint.text` has the newest number. A metadata file is created only if its number is unused, so one of
 two writers wins and the other plans again. A snapshot is invisible until its metadata file exists.
 
-Files that no snapshot names are deleted an hour after they were written, by the storage's clock: a running commit may
-still need newer ones.
+Files that no snapshot names are deleted an hour after they were written, by the storage's clock: younger
+files may belong to a running commit.
 """
 
 import re

@@ -46,7 +46,7 @@ class Query:
     last_batch: int | None = None
     """Last batch to adopt; None for the newest."""
     attached: str = ""
-    """An app, or `APP/STAGE`, that followed the query and has history that the checkpoint has no more."""
+    """An app, or `APP/STAGE`, that followed the query and has history that the checkpoint no longer has."""
 
 
 @dataclass(frozen=True, slots=True)

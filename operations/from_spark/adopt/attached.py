@@ -36,7 +36,7 @@ class AttachedHistory:
     stage: str
     checkpoint: ReadableCheckpoint
     _versions: dict[int, Manifest] = field(default_factory=dict, init=False)
-    """Versions by batch: the newest ones that each have a single batch, and the version before them."""
+    """Versions by batch, from the newest back to the last one that has several batches."""
     _names: dict[str, str] = field(default_factory=dict, init=False)
     """Names of the side tables by the names of the query's tables."""
 

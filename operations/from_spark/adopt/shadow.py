@@ -61,7 +61,7 @@ class Shadow:
     _last_ms: int = field(default=0, init=False)
 
     def round(self) -> Iterator[ShadowBatch]:
-        """Compare the new batches."""
+        """Yield the comparison of each new batch."""
         committed = self.adoption.checkpoint.committed()
         steps: list[AdoptedBatch] = []
         self.adoption.on_step = steps.append

@@ -75,7 +75,7 @@ def next_step(
     if has_changes and not misses:
         return Changes(range(next_batch, min(newest + 1, next_batch + MOST_BATCHES)), at_once)
     if not (readable := available()):
-        # Spark never removes the files of its newest state: reading them raises an error that names the missing file.
+        # Spark keeps the files of its newest state, so a file was lost: reading it raises an error with its name.
         return Whole(newest)
     newest, first = readable[-1], min(max(next_batch, readable[0]), readable[-1])
     # The oldest state preserves most of the history, so it is tried first; each miss halves the remaining range.
