@@ -151,7 +151,7 @@ def emit_program(query: "Query", *, master: str | None = None, spark_conf: Mappi
     with opened(query.checkpoint, master=master, conf=spark_conf or {}) as checkpoint:
         committed = checkpoint.committed()
         last = checkpoint.batch(committed[-1]) if committed else None
-        topics = [name for name in last.offsets if name not in last.others] if last is not None else []
+        topics = [name for name in last.offsets if name not in last.non_kafka] if last is not None else []
         text = program_text(
             checkpoint.tables, topics or ["TOPIC"], query.app or "app", query.stage, checkpoint.where, checkpoint.query
         )

@@ -151,7 +151,7 @@ def test_a_key_of_any_table_is_forgotten_here_and_the_query_may_bring_it_back(
 
 def test_offsets_of_files_are_no_records_and_no_advice_is_to_replay_them(store: ObjectStore, tmp_path: Path) -> None:
     checkpoint = a_query(10)
-    checkpoint.batches = [replace(each, others=frozenset(each.offsets)) for each in checkpoint.batches]
+    checkpoint.batches = [replace(each, non_kafka=frozenset(each.offsets)) for each in checkpoint.batches]
     caught_up(tail(store, SstCache(tmp_path / "cache", 1 << 30), checkpoint))
     assert {each["rows_in"] for each in from_json("log", "shop") if each["kind"] == "batch"} == {None}
     assert from_json("status", "shop")[0]["stages"][0]["rows"] is None

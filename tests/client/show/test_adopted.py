@@ -18,7 +18,7 @@ def test_each_column_is_shown_with_what_it_is_made_of() -> None:
     table = declared(ORDERS, ROWS, ["country"])
     mapping = mapping_of([TOTALS], table, "stage shop/totals")
     plan = AdoptionPlan(
-        "shop", "totals", "6a1c", "/totals", range(17, 118), ("aggregate",), table, mapping.made, {"orders": (7, 8)}
+        "shop", "totals", "6a1c", "/totals", range(17, 118), ("aggregate",), table, mapping.columns, {"orders": (7, 8)}
     )
     found = shown.to_adopt(plan)
     said = str(found)

@@ -139,7 +139,7 @@ def test_a_batch_says_how_far_each_source_was_read_and_when() -> None:
     files = CheckpointFiles(in_memory("join-hdfs"))
     batch = files.batch(3)
     assert batch.offsets == {"source-0": (4,), "source-1": (4,)}
-    assert batch.others == {"source-0", "source-1"}, "files, whose offsets are no records"
+    assert batch.non_kafka == {"source-0", "source-1"}, "files, whose offsets are no records"
     assert batch.committed_ms > (batch.watermark_ms or 0) > 0
     with pytest.raises(Gone, match="has not all of batch 99: offsets/99 is not there"):
         files.batch(99)
