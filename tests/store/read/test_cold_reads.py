@@ -227,7 +227,7 @@ def test_far_ranges_come_at_once_and_near_ones_together(table: tuple[CountingSto
     reads = Reads()
     before = store.counts["get_range"]
     ranges = [(0, 400_000), (600_000, 649_900), (650_000, 900_000), (1_500_000, 1_500_100), (1_504_000, 1_504_100)]
-    found = range_reads.read_all([(range_reads.RangeReader(store, base, reads), ranges)])[0].found
+    found = range_reads.read_all([(range_reads.RangeReader(store, base, reads), ranges)])[0].ranges
     assert [(start, len(piece)) for start, piece in found] == [(0, 400_000), (600_000, 300_000), (1_500_000, 4_100)]
     assert all(piece == data[start : start + len(piece)] for start, piece in found)
     assert (reads.requests, reads.bytes) == (3, 704_100)
@@ -241,7 +241,7 @@ def test_a_long_range_is_read_in_parts(
     monkeypatch.setattr(range_reads, "_LARGEST_BYTES", 100_000)
     reads = Reads()
     (found,) = range_reads.read_all([(range_reads.RangeReader(store, base, reads), [(5, 350_005)])])
-    ((start, data),) = found.found
+    ((start, data),) = found.ranges
     assert (start, data) == (5, store.get(base.object)[5:350_005])
     assert reads.requests == 4
 
