@@ -233,7 +233,7 @@ def _bytes(infos: Iterable[ObjectInfo]) -> int:
     return sum(info.size_bytes for info in infos)
 
 
-_THINNED = {"hourly": "of moments that retention keeps hourly", "daily": "of moments that retention keeps daily"}
+_THINNED = {"hourly": "retention keeps the app hourly", "daily": "retention keeps the app daily"}
 """Reasons that are shortened, since there may be hundreds of such moments."""
 
 
@@ -260,7 +260,7 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
     key = given_key if given_key.startswith(f"{app}/") else f"{app}/{given_key}"
     if not exists(store, key):
         where = f"looked for {key} under {store.url}"
-        raise NotFound(f"object of app {app!r}", given_key, found=where, hint="give its whole key")
+        raise NotFound(f"object of app {app!r}", given_key, found=where, hint="give the full key")
     plan = reachable(inventory.known, retention, inventory.read)
     for stage, ssts in inventory.ssts.items():
         for info in ssts:
@@ -269,25 +269,23 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
         for version, info in inventory.manifests.get(stage, {}).items():
             if info.key == key:
                 if version > plan.known.stages[stage].head.version:
-                    return Explanation(key, True, ("it is newer than the head that was found here",))
+                    return Explanation(key, True, ("it is newer than the newest version when this was listed",))
                 reasons = tuple(reason.detail for reason in plan.why(stage, version))
-                return Explanation(
-                    key, bool(reasons), reasons or ("no rule of retention, no snapshot and no stage needs it",)
-                )
+                return Explanation(key, bool(reasons), reasons or ("no retention rule, snapshot or stage needs it",))
     kind = census.kind_of(key)
     if kind is census.IN_FLIGHT:
         users = [snapshot.name for snapshot in list_snapshots(store, app) if key in snapshot.object_keys]
         if users:
             return Explanation(key, True, tuple(f"snapshot {name} keeps these records in flight" for name in users))
         is_waiting = all(info.key != key for info in unnamed_records(inventory, margin_ms))
-        no = "no snapshot names it, and none of its name is under way"
-        yes = "no snapshot names it yet, but one of its name is under way, or was just now"
+        no = "no snapshot names it, and no snapshot of this name is in progress"
+        yes = "no snapshot names it yet, but a snapshot of this name is in progress, or was just now"
         return Explanation(key, is_waiting, (yes if is_waiting else no,))
     if kind in (census.ARCHIVED, census.ARCHIVE_INDEX):
         if reason := why_archived(store, app, key):
             return Explanation(key, True, (reason,))
-        return Explanation(key, False, ("no index of an input archive names it: it goes when it is an hour old",))
-    other = "it is no object that slackwater writes: collection leaves it alone"
+        return Explanation(key, False, ("no index of an input archive names it: it is deleted when it is an hour old",))
+    other = "slackwater does not write such objects: garbage collection ignores it"
     return Explanation(key, True, (kind.what if kind is not None else other,))
 
 
@@ -307,7 +305,9 @@ def _explain_sst(inventory: Inventory, plan: Reachable, stage: str, info: Object
             reasons.append(f"{stage}@{f'v{versions[0]} names' if len(versions) == 1 else f'{span} name'} it: {detail}")
         return Explanation(info.key, True, tuple(reasons))
     if info.modified_ms <= last_commit_ms(inventory, stage) - margin_ms:
-        detail = f"no version that stays names it, and {stage} has committed without it since"
+        detail = f"no kept version names it, and {stage} has committed without it since"
         return Explanation(info.key, False, (detail,))
-    detail = f"nothing names it, but the next batch of {stage} may: it has made none since, or only just"
+    detail = (
+        f"no version names it yet, but the next batch of {stage} may: no batch was committed since, or only just now"
+    )
     return Explanation(info.key, True, (detail,))

@@ -189,9 +189,9 @@ def _missing(app: str, stage: str, versions: Iterable[int]) -> Corruption:
     missing = list(versions)
     span = f"v{missing[0]}" if len(missing) == 1 else f"v{missing[0]} to v{missing[-1]}"
     return Corruption(
-        f"stage {app}/{stage}: {span} should be there and is missing; nothing was collected",
+        f"stage {app}/{stage}: {span} is missing, although no collection deleted it; nothing was collected",
         object_key=keys.manifest(app, stage, missing[0]),
-        hint="bring the manifests back (from the bucket's versions or a backup) before collecting anything",
+        hint="restore the manifests (from the bucket's object versions or a backup), then collect again",
     )
 
 

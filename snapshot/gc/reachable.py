@@ -44,7 +44,7 @@ class Reason:
     """For `unread`, the stage that has not read it; empty if no stage reads the channel yet."""
 
 
-_EVERYTHING = Reason("retention", "no rule of retention is set: everything stays")
+_EVERYTHING = Reason("retention", "no retention rule is set: everything is kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def _find_whole_histories(plan: Reachable, retention: Retention, read: Read) -> 
         start = plan.first(receiver)
         for source in read(receiver, start).inputs.values():
             if source.upstream in needed:
-                detail = f"{receiver}@v{start} has read up to v{source.version}, and goes on from there"
+                detail = f"{receiver}@v{start} has read up to v{source.version} and continues from there"
                 needed[source.upstream].append((source.version, Reason("unread", detail, receiver)))
                 at = max(source.version, stages[source.upstream].first)
                 if source.upstream in plan.wholes and at < plan.first(source.upstream):
@@ -197,7 +197,10 @@ def _start_rules(app: Known, stage: str, retention: Retention, read: Read) -> It
         yield stage_known.first, _EVERYTHING
     if retention.all_ms is not None:
         oldest = _version_at(app, stage, app.now_ms - retention.all_ms, read)
-        yield oldest.version if oldest else stage_known.first, Reason("retention", "retention keeps all of this age")
+        yield (
+            oldest.version if oldest else stage_known.first,
+            Reason("retention", "retention keeps all versions of this age"),
+        )
     if retention.versions is not None:
         start = stage_known.head.version - retention.versions + 1
         yield start, Reason("versions", f"retention keeps the newest {retention.versions:,} versions")
@@ -207,11 +210,11 @@ def _start_rules(app: Known, stage: str, retention: Retention, read: Read) -> It
         name for other in app.stages.values() for name, source in other.head.inputs.items() if source.upstream == stage
     }
     for name in sorted(stage_known.head.outputs.keys() - reads) if not stage_known.head.retired else ():
-        yield stage_known.first, Reason("unread", f"no stage has begun to read the channel {name}")
+        yield stage_known.first, Reason("unread", f"no stage reads the channel {name} yet")
     for name, version in sorted(stage_known.published.items()):
         yield version, Reason("unpublished", f"the sink {name} is published up to v{version}")
     for version in stage_known.head.recorded.values():
-        yield version, Reason("request", "a snapshot under way has recorded it")
+        yield version, Reason("request", "a snapshot in progress has recorded it")
 
 
 def _version_at(app: Known, stage: str, time_ms: int, read: Read) -> Manifest | None:
@@ -238,10 +241,10 @@ def _keep_pinned(plan: Reachable, snapshot: Snapshot, read: Read) -> Iterator[Ke
     if not all(app.last.allows(stage, version) for stage, version in snapshot.stages.items()):
         return  # it pins collected versions, and whoever is taking it will withdraw it
     existing = {stage: version for stage, version in snapshot.stages.items() if app.exists(stage, version)}
-    reason = Reason("snapshot", f"snapshot {snapshot.name} pins it, or its records in flight and lineage need it")
+    reason = Reason("snapshot", f"snapshot {snapshot.name} pins it, or needs it for in-flight records and lineage")
     if snapshot.kind == "clone":
         location = f" under {snapshot.clone_root}" if snapshot.clone_root else ""
-        reason = Reason("clone", f"the clone {snapshot.clone}{location} lives from it (snapshot {snapshot.name})")
+        reason = Reason("clone", f"the clone {snapshot.clone}{location} uses it (snapshot {snapshot.name})")
     moment = _keep_cut(plan, existing, reason, read) if existing else None
     if moment is not None and len(existing) == len(snapshot.stages):
         yield moment

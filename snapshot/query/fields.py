@@ -47,7 +47,10 @@ class Field:
                 steps.append(step[1] or re.sub(r"\\(.)", r"\1", step[2]))
             at = step.end()
         if at < len(path) or not (steps or text == "$"):
-            raise Usage(f"{text!r} is no field of a record", hint="as who, $.user.id, key, headers.who or $['user.id']")
+            raise Usage(
+                f"{text!r} is not a field of a record",
+                hint="write it as who, $.user.id, key, headers.who or $['user.id']",
+            )
         if of_row and steps:
             return cls(steps[0], tuple(steps[1:]))
         if text.startswith("$") or steps[0] not in RECORD:

@@ -291,11 +291,13 @@ def test_what_a_claim_says_of_its_loss_is_held_against_the_versions_around_it() 
         return " | ".join(each.message for each in found)
 
     assert "are lost; expected" in said(replace(head, lost={"even": replace(lost, rows=more)}))
-    assert "nothing says why" in said(replace(head, lost={}))
-    assert "what is lost goes from version" in said(replace(head, lost={"even": replace(lost, after=lost.after + 1)}))
-    assert "what is lost goes to offsets" in said(replace(head, lost={"even": replace(lost, ends=lost.starts)}))
+    assert "for no given reason" in said(replace(head, lost={}))
+    assert "the lost records are from version" in said(
+        replace(head, lost={"even": replace(lost, after=lost.after + 1)})
+    )
+    assert "the lost records are to offsets" in said(replace(head, lost={"even": replace(lost, ends=lost.starts)}))
     back = replace(at, lost=tuple(rows + 1 for rows in at.lost))
-    assert "stands on 'even' at counts" in said(replace(head, inputs=head.inputs | {"even": back}))
+    assert "is at counts" in said(replace(head, inputs=head.inputs | {"even": back}))
     assert "only a claim may do that" in said(replace(head, kind="batch"))
 
 
