@@ -107,7 +107,6 @@ def _named_objects(archive: ArchiveIndex) -> frozenset[str]:
 
 
 def _list_archive(store: ObjectStore, archive: ArchiveIndex) -> tuple[tuple[ObjectInfo, ...], tuple[ObjectInfo, ...]]:
-    """Return the archive's indexes and its objects."""
     objects = (info for info in store.list(archive.prefix) if census.kind_of(info.key) is census.ARCHIVED)
     return INDEXES.listed(store, archive.prefix), tuple(objects)
 

@@ -121,23 +121,23 @@ def collect(
         check_exclusion(store, app, Intent.COLLECT)
     inventory = take_inventory(store, app, dry_run=dry_run)
     damaged: dict[str, Corruption] = {}
-    planned = plan_archives(store, app, retention, inventory.known.now_ms, damaged)
+    planned = plan_archives(store, app, retention, inventory.state.now_ms, damaged)
     names: set[str] = set()
     try:
-        plan = reachable(inventory.known, retention, inventory.read)
+        plan = reachable(inventory.state, retention, inventory.read)
         _read_names(inventory, names, plan)
         if not dry_run:
             plan = _finalise(inventory, names, plan, retention, by)
     except Corruption:
         finals = [boundary for boundary in horizon.all_of(store, app) if boundary.final]
-        if finals and finals[-1] != inventory.known.last:
+        if finals and finals[-1] != inventory.state.last:
             # Another collection has made a boundary final since the inventory, so the version is not missing.
             raise horizon.overtaken(app) from None
         raise
     deleted: dict[str, tuple[_Infos, _Infos]] = {}
     for stage, infos in inventory.ssts.items():
         stays = set(plan.versions(stage)) if stage in plan.wholes else set()
-        head = inventory.known.stages[stage].head.version if stage in plan.wholes else 0
+        head = inventory.state.stages[stage].head.version if stage in plan.wholes else 0
         listed = inventory.manifests.get(stage, {}).items()
         versions = tuple(info for version, info in listed if version <= head and version not in stays)
         orphan_ms = last_commit_ms(inventory, stage) - margin_ms
@@ -146,7 +146,7 @@ def collect(
             tuple(info for info in infos if info.key not in names and info.modified_ms <= orphan_ms),
         )
     records = tuple(unnamed_records(inventory, margin_ms))
-    old_ms = inventory.known.now_ms - margin_ms
+    old_ms = inventory.state.now_ms - margin_ms
     leftovers = store.leftovers(f"{app}/") if isinstance(store, Leftovers) else ()
     writes = tuple(write for write in leftovers if write.begun_ms <= old_ms)
     if not dry_run:
@@ -160,12 +160,12 @@ def collect(
     for archive_plan in planned:
         try:
             archives.append(
-                collect_archive(store, archive_plan, inventory.known.now_ms, margin_ms, by=by, dry_run=dry_run)
+                collect_archive(store, archive_plan, inventory.state.now_ms, margin_ms, by=by, dry_run=dry_run)
             )
         except Corruption as error:
             damaged[error.object_key] = error
     stages = tuple(
-        _count_stage(inventory, plan, names, stage, *deleted[stage]) for stage in sorted(inventory.known.stages)
+        _count_stage(inventory, plan, names, stage, *deleted[stage]) for stage in sorted(inventory.state.stages)
     )
     counts = len(records), _bytes(records), len(writes)
     not_read = tuple(f"{error.message}; {error.hint}" for error in damaged.values())
@@ -189,7 +189,7 @@ def _read_names(inventory: Inventory, names: set[str], plan: Reachable, previous
 
 def _finalise(inventory: Inventory, names: set[str], plan: Reachable, retention: Retention, by: str) -> Reachable:
     """Make a plan's boundary final, and return the plan extended by what was pinned meanwhile."""
-    store, app, last = inventory.store, inventory.app, inventory.known.last
+    store, app, last = inventory.store, inventory.app, inventory.state.last
     number = max((boundary.number for boundary in inventory.boundaries), default=0) + 1
     proposal = plan.boundary(number, by, final=False)
     # A proposal of a killed collection hides versions that it did not delete: replace it.
@@ -216,7 +216,7 @@ def _count_stage(
     return StageCollected(
         stage=stage,
         first=plan.first(stage),
-        head=inventory.known.stages[stage].head.version,
+        head=inventory.state.stages[stage].head.version,
         versions=len(versions),
         ssts=len(ssts),
         bytes=_bytes((*versions, *ssts)),
@@ -261,14 +261,14 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
     if not exists(store, key):
         where = f"looked for {key} under {store.url}"
         raise NotFound(f"object of app {app!r}", given_key, found=where, hint="give the full key")
-    plan = reachable(inventory.known, retention, inventory.read)
+    plan = reachable(inventory.state, retention, inventory.read)
     for stage, ssts in inventory.ssts.items():
         for info in ssts:
             if info.key == key:
                 return _explain_sst(inventory, plan, stage, info, margin_ms)
         for version, info in inventory.manifests.get(stage, {}).items():
             if info.key == key:
-                if version > plan.known.stages[stage].head.version:
+                if version > plan.state.stages[stage].head.version:
                     return Explanation(key, True, ("it is newer than the newest version when this was listed",))
                 reasons = tuple(reason.detail for reason in plan.why(stage, version))
                 return Explanation(key, bool(reasons), reasons or ("no retention rule, snapshot or stage needs it",))

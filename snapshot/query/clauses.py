@@ -53,7 +53,6 @@ class Word(NamedTuple):
         return self.kind == "name" and self.value.casefold() == word
 
     def is_sign(self, sign: str) -> bool:
-        """Return True if the token is this sign."""
         return self.kind == "sign" and self.value == sign
 
 

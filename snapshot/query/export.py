@@ -112,7 +112,6 @@ def write_table(con: duckdb.DuckDBPyConnection, store: ObjectStore, cache: SstCa
 
 
 def write_empty(con: duckdb.DuckDBPyConnection, name: str, table: Table) -> None:
-    """Write a table without rows."""
     con.from_arrow(visible_schema(table).empty_table()).create_view(name)
     _copy_table(con, name)
 

@@ -58,7 +58,6 @@ class Field:
         return cls(steps[0], tuple(steps[1:]))
 
     def text(self, *, of_row: bool = False) -> str:
-        """Return the text of the field."""
         below = "".join(f".{step}" if _PLAIN.fullmatch(step) else _bracketed(step) for step in self.steps)
         if of_row or self.column != "value" or not self.steps:
             return f"{self.column if _PLAIN.fullmatch(self.column) else _bracketed(self.column)}{below}"

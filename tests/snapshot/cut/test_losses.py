@@ -20,7 +20,7 @@ from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import Request, cancel, find_snapshot, open_requests
 from slackwater.snapshot.gc.reachable import reachable
-from slackwater.snapshot.gc.retention import Known, Retention, StageKnown
+from slackwater.snapshot.gc.retention import AppState, Retention, StageState
 from slackwater.snapshot.query import log
 from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.snapshots import pin
@@ -315,9 +315,9 @@ def test_a_clone_and_a_collection_know_of_the_gap() -> None:
 
     def held() -> int:
         """The first version of `legs` that a collection leaves, when it is to keep one version of each stage."""
-        known = {stage: StageKnown(1, head, head.version + 1) for stage, head in app.heads.items()}
+        known = {stage: StageState(1, head, head.version + 1) for stage, head in app.heads.items()}
         read = partial(history.read, app.store, app.name)
-        return reachable(Known(10**15, known), Retention(versions=1), read).first("legs")
+        return reachable(AppState(10**15, known), Retention(versions=1), read).first("legs")
 
     stood = app.heads["aircraft"].inputs["by-aircraft"]
     with pytest.raises(Refused, match=topic):
