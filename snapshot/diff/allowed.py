@@ -38,10 +38,9 @@ def check(queries: Iterable[str], tables: Mapping[str, Table | None]) -> None:
         for sql in queries:
             queried = _tables_read(sql, tables)
             if len(queried) != 1:
-                reason = f"it names {' and '.join(queried)}" if queried else "it names none of them"
+                reason = f"this one reads {' and '.join(queried)}" if queried else "this one reads none of them"
                 raise Usage(
-                    f"differences that are meant are told by a query over those of one table, of {', '.join(tables)}; "
-                    f"{reason}",
+                    f"a query for expected differences must read exactly one table, of {', '.join(tables)}; {reason}",
                     quoted=f"query: {sql.strip()}",
                 )
             if (table := declared.get(queried[0])) is not None:
@@ -110,7 +109,7 @@ def _expected_keys(con: duckdb.DuckDBPyConnection, table: str, sql: str, key: li
     rows = run_query(con, sql, hint="")
     if missing := [name for name in key if name not in rows.column_names]:
         raise Usage(
-            f"the differences of {table} that are meant are named by their key: {', '.join(missing)} is not among the "
+            f"a query for expected differences of {table} must return its key: {', '.join(missing)} is not among the "
             "columns of this query",
             quoted=f"query: {sql.strip()}",
         )

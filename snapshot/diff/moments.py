@@ -258,15 +258,15 @@ def _declaration_differences(
         if was is None or now is None:
             column = was or now
             assert column is not None  # noqa: S101  it is one of both
-            yield f"column {column.name} is there {'before' if was else 'after'} only"
+            yield f"column {column.name} exists only {'before' if was else 'after'}"
             continue
         if was.name != now.name:
-            yield f"column {was.name} is called {now.name} after"
+            yield f"column {was.name} was renamed to {now.name}"
         if was.type != now.type:
             types = f"column {now.name} is {to_arrow(was.type)} before and {to_arrow(now.type)} after"
-            yield types if is_migrated else f"{types}: it is not compared"
+            yield types if is_migrated else f"{types}: not compared"
         elif isinstance(number, str) and by_id:
-            yield f"column {number} came to each of the two by a migration of its own: it is not compared"
+            yield f"column {number} was added by separate migrations: not compared"
 
 
 def _value_columns(table: Table, common_ids: int) -> dict[int | str, Column]:

@@ -50,12 +50,10 @@ class TableSide:
 
     @property
     def ssts(self) -> tuple[Sst, ...]:
-        """SSTs of the version."""
         return self.manifest.ssts if self.manifest is not None else ()
 
     @property
     def key(self) -> list[str]:
-        """Names of the key columns."""
         return [column.name for column in self.table.key]
 
     def no_rows(self, *, values: bool = False) -> pa.Table:

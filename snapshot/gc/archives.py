@@ -107,7 +107,6 @@ def _named_objects(archive: ArchiveIndex) -> frozenset[str]:
 
 
 def _list_archive(store: ObjectStore, archive: ArchiveIndex) -> tuple[tuple[ObjectInfo, ...], tuple[ObjectInfo, ...]]:
-    """Return the archive's indexes and its objects."""
     objects = (info for info in store.list(archive.prefix) if census.kind_of(info.key) is census.ARCHIVED)
     return INDEXES.listed(store, archive.prefix), tuple(objects)
 
@@ -120,7 +119,7 @@ def why_archived(store: ObjectStore, app: str, key: str) -> str:
     """Return the sentence why an object of an archive is kept; empty if the newest index does not name it."""
     for head in index.all_of(store, app):
         if key in _named_objects(head):
-            return f"the input archive of {head.topic} has it: kept for as long as [retention] says (input)"
+            return f"the input archive of {head.topic} holds it, for as long as `input` under [retention] says"
         if key.startswith(keys.archive_indexes(head.prefix)):
-            return f"it is an index of the input archive of {head.topic}: the newest stays, others for an hour"
+            return f"it is an index of the input archive of {head.topic}: the newest is kept, older ones for an hour"
     return ""

@@ -121,23 +121,23 @@ def collect(
         check_exclusion(store, app, Intent.COLLECT)
     inventory = take_inventory(store, app, dry_run=dry_run)
     damaged: dict[str, Corruption] = {}
-    planned = plan_archives(store, app, retention, inventory.known.now_ms, damaged)
+    planned = plan_archives(store, app, retention, inventory.state.now_ms, damaged)
     names: set[str] = set()
     try:
-        plan = reachable(inventory.known, retention, inventory.read)
+        plan = reachable(inventory.state, retention, inventory.read)
         _read_names(inventory, names, plan)
         if not dry_run:
             plan = _finalise(inventory, names, plan, retention, by)
     except Corruption:
         finals = [boundary for boundary in horizon.all_of(store, app) if boundary.final]
-        if finals and finals[-1] != inventory.known.last:
+        if finals and finals[-1] != inventory.state.last:
             # Another collection has made a boundary final since the inventory, so the version is not missing.
             raise horizon.overtaken(app) from None
         raise
     deleted: dict[str, tuple[_Infos, _Infos]] = {}
     for stage, infos in inventory.ssts.items():
         stays = set(plan.versions(stage)) if stage in plan.wholes else set()
-        head = inventory.known.stages[stage].head.version if stage in plan.wholes else 0
+        head = inventory.state.stages[stage].head.version if stage in plan.wholes else 0
         listed = inventory.manifests.get(stage, {}).items()
         versions = tuple(info for version, info in listed if version <= head and version not in stays)
         orphan_ms = last_commit_ms(inventory, stage) - margin_ms
@@ -146,7 +146,7 @@ def collect(
             tuple(info for info in infos if info.key not in names and info.modified_ms <= orphan_ms),
         )
     records = tuple(unnamed_records(inventory, margin_ms))
-    old_ms = inventory.known.now_ms - margin_ms
+    old_ms = inventory.state.now_ms - margin_ms
     leftovers = store.leftovers(f"{app}/") if isinstance(store, Leftovers) else ()
     writes = tuple(write for write in leftovers if write.begun_ms <= old_ms)
     if not dry_run:
@@ -160,12 +160,12 @@ def collect(
     for archive_plan in planned:
         try:
             archives.append(
-                collect_archive(store, archive_plan, inventory.known.now_ms, margin_ms, by=by, dry_run=dry_run)
+                collect_archive(store, archive_plan, inventory.state.now_ms, margin_ms, by=by, dry_run=dry_run)
             )
         except Corruption as error:
             damaged[error.object_key] = error
     stages = tuple(
-        _count_stage(inventory, plan, names, stage, *deleted[stage]) for stage in sorted(inventory.known.stages)
+        _count_stage(inventory, plan, names, stage, *deleted[stage]) for stage in sorted(inventory.state.stages)
     )
     counts = len(records), _bytes(records), len(writes)
     not_read = tuple(f"{error.message}; {error.hint}" for error in damaged.values())
@@ -189,7 +189,7 @@ def _read_names(inventory: Inventory, names: set[str], plan: Reachable, previous
 
 def _finalise(inventory: Inventory, names: set[str], plan: Reachable, retention: Retention, by: str) -> Reachable:
     """Make a plan's boundary final, and return the plan extended by what was pinned meanwhile."""
-    store, app, last = inventory.store, inventory.app, inventory.known.last
+    store, app, last = inventory.store, inventory.app, inventory.state.last
     number = max((boundary.number for boundary in inventory.boundaries), default=0) + 1
     proposal = plan.boundary(number, by, final=False)
     # A proposal of a killed collection hides versions that it did not delete: replace it.
@@ -216,7 +216,7 @@ def _count_stage(
     return StageCollected(
         stage=stage,
         first=plan.first(stage),
-        head=inventory.known.stages[stage].head.version,
+        head=inventory.state.stages[stage].head.version,
         versions=len(versions),
         ssts=len(ssts),
         bytes=_bytes((*versions, *ssts)),
@@ -233,7 +233,7 @@ def _bytes(infos: Iterable[ObjectInfo]) -> int:
     return sum(info.size_bytes for info in infos)
 
 
-_THINNED = {"hourly": "of moments that retention keeps hourly", "daily": "of moments that retention keeps daily"}
+_THINNED = {"hourly": "retention keeps the app hourly", "daily": "retention keeps the app daily"}
 """Reasons that are shortened, since there may be hundreds of such moments."""
 
 
@@ -260,34 +260,32 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
     key = given_key if given_key.startswith(f"{app}/") else f"{app}/{given_key}"
     if not exists(store, key):
         where = f"looked for {key} under {store.url}"
-        raise NotFound(f"object of app {app!r}", given_key, found=where, hint="give its whole key")
-    plan = reachable(inventory.known, retention, inventory.read)
+        raise NotFound(f"object of app {app!r}", given_key, found=where, hint="give the full key")
+    plan = reachable(inventory.state, retention, inventory.read)
     for stage, ssts in inventory.ssts.items():
         for info in ssts:
             if info.key == key:
                 return _explain_sst(inventory, plan, stage, info, margin_ms)
         for version, info in inventory.manifests.get(stage, {}).items():
             if info.key == key:
-                if version > plan.known.stages[stage].head.version:
-                    return Explanation(key, True, ("it is newer than the head that was found here",))
+                if version > plan.state.stages[stage].head.version:
+                    return Explanation(key, True, ("it is newer than the newest version when this was listed",))
                 reasons = tuple(reason.detail for reason in plan.why(stage, version))
-                return Explanation(
-                    key, bool(reasons), reasons or ("no rule of retention, no snapshot and no stage needs it",)
-                )
+                return Explanation(key, bool(reasons), reasons or ("no retention rule, snapshot or stage needs it",))
     kind = census.kind_of(key)
     if kind is census.IN_FLIGHT:
         users = [snapshot.name for snapshot in list_snapshots(store, app) if key in snapshot.object_keys]
         if users:
             return Explanation(key, True, tuple(f"snapshot {name} keeps these records in flight" for name in users))
         is_waiting = all(info.key != key for info in unnamed_records(inventory, margin_ms))
-        no = "no snapshot names it, and none of its name is under way"
-        yes = "no snapshot names it yet, but one of its name is under way, or was just now"
+        no = "no snapshot names it, and no snapshot of this name is in progress"
+        yes = "no snapshot names it yet, but a snapshot of this name is in progress, or was just now"
         return Explanation(key, is_waiting, (yes if is_waiting else no,))
     if kind in (census.ARCHIVED, census.ARCHIVE_INDEX):
         if reason := why_archived(store, app, key):
             return Explanation(key, True, (reason,))
-        return Explanation(key, False, ("no index of an input archive names it: it goes when it is an hour old",))
-    other = "it is no object that slackwater writes: collection leaves it alone"
+        return Explanation(key, False, ("no index of an input archive names it: it is deleted when it is an hour old",))
+    other = "slackwater does not write such objects: garbage collection ignores it"
     return Explanation(key, True, (kind.what if kind is not None else other,))
 
 
@@ -307,7 +305,9 @@ def _explain_sst(inventory: Inventory, plan: Reachable, stage: str, info: Object
             reasons.append(f"{stage}@{f'v{versions[0]} names' if len(versions) == 1 else f'{span} name'} it: {detail}")
         return Explanation(info.key, True, tuple(reasons))
     if info.modified_ms <= last_commit_ms(inventory, stage) - margin_ms:
-        detail = f"no version that stays names it, and {stage} has committed without it since"
+        detail = f"no kept version names it, and {stage} has committed without it since"
         return Explanation(info.key, False, (detail,))
-    detail = f"nothing names it, but the next batch of {stage} may: it has made none since, or only just"
+    detail = (
+        f"no version names it yet, but the next batch of {stage} may: no batch was committed since, or only just now"
+    )
     return Explanation(info.key, True, (detail,))

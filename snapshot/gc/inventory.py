@@ -28,7 +28,7 @@ from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from ..cut.stored import list_snapshots, open_requests
 from . import census
-from .retention import Known, StageKnown
+from .retention import AppState, StageState
 
 _BEGUN, _ENDED = b'{"format":1}', b'{"format":1,"ended":true}'
 """Contents of the collection note at the start and at the end. The object's time says when, and its size which."""
@@ -44,7 +44,7 @@ class Inventory:
     manifests: dict[str, dict[int, ObjectInfo]]
     """Manifests by stage and version, including collected versions."""
     boundaries: tuple[Boundary, ...]
-    known: Known
+    state: AppState
     _read: dict[tuple[str, int], Manifest] = field(default_factory=dict)
 
     def read(self, stage: str, version: int) -> Manifest:
@@ -53,13 +53,13 @@ class Inventory:
             self._read[stage, version] = _read_existing(self.store, self.app, stage, version)
         return self._read[stage, version]
 
-    def with_later_snapshots(self) -> Known:
+    def with_later_snapshots(self) -> AppState:
         """Return the app's state with the snapshots taken since.
 
         Snapshots removed since still count: the proposed boundary promised to keep what they pinned.
         """
-        by_id = {snapshot.id: snapshot for snapshot in (*self.known.snapshots, *list_snapshots(self.store, self.app))}
-        return Known(self.known.now_ms, self.known.stages, tuple(by_id.values()), last=self.known.last)
+        by_id = {snapshot.id: snapshot for snapshot in (*self.state.snapshots, *list_snapshots(self.store, self.app))}
+        return AppState(self.state.now_ms, self.state.stages, tuple(by_id.values()), last=self.state.last)
 
 
 def take_inventory(store: ObjectStore, app: str, *, dry_run: bool) -> Inventory:
@@ -107,7 +107,7 @@ def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
     last = next((boundary for boundary in reversed(boundaries) if boundary.final), horizon.NOTHING_COLLECTED)
     manifests = {stage: versions for stage in stages if (versions := dict(history.list_manifests(store, app, stage)))}
     seen: dict[tuple[str, int], Manifest] = {}
-    known_stages = {}
+    stage_states = {}
     for stage, versions in manifests.items():
         first = _first_of_history(store, app, stage, versions, last)
         head = _read_existing(store, app, stage, max(versions))
@@ -115,13 +115,13 @@ def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
         since_ms = now_ms - MIN_AGE_MS
         recent = (version for version, info in versions.items() if version >= first and info.modified_ms > since_ms)
         needed = {name: max(first, version) for name, version in published.needed(store, head).items()}
-        known_stages[stage] = StageKnown(first, head, min(recent, default=head.version + 1), needed)
-    known = Known(now_ms, known_stages, list_snapshots(store, app), last)
+        stage_states[stage] = StageState(first, head, min(recent, default=head.version + 1), needed)
+    state = AppState(now_ms, stage_states, list_snapshots(store, app), last)
     # Kept versions from before the gapless history.
     for stage, kept_versions in last.kept.items():
         if missing := [version for version in kept_versions if version not in manifests.get(stage, ())]:
             raise _missing(app, stage, missing)
-    return Inventory(store, app, ssts, manifests, boundaries, known, seen)
+    return Inventory(store, app, ssts, manifests, boundaries, state, seen)
 
 
 def named(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -189,9 +189,9 @@ def _missing(app: str, stage: str, versions: Iterable[int]) -> Corruption:
     missing = list(versions)
     span = f"v{missing[0]}" if len(missing) == 1 else f"v{missing[0]} to v{missing[-1]}"
     return Corruption(
-        f"stage {app}/{stage}: {span} should be there and is missing; nothing was collected",
+        f"stage {app}/{stage}: {span} is missing, although no collection deleted it; nothing was collected",
         object_key=keys.manifest(app, stage, missing[0]),
-        hint="bring the manifests back (from the bucket's versions or a backup) before collecting anything",
+        hint="restore the manifests (from the bucket's object versions or a backup), then collect again",
     )
 
 
@@ -200,12 +200,12 @@ def last_commit_ms(inventory: Inventory, stage: str) -> int:
 
     For a retired stage now: until it returns, it commits no new SSTs.
     """
-    known = inventory.known.stages.get(stage)
-    if known is None:
+    state = inventory.state.stages.get(stage)
+    if state is None:
         return 0
-    if known.head.retired:
-        return inventory.known.now_ms
-    for version in range(known.head.version, known.first - 1, -1):
+    if state.head.retired:
+        return inventory.state.now_ms
+    for version in range(state.head.version, state.first - 1, -1):
         if inventory.read(stage, version).traits.by_runner:
             return inventory.manifests[stage][version].modified_ms
     return 0
@@ -223,6 +223,6 @@ def unnamed_records(inventory: Inventory, margin_ms: int) -> Iterator[ObjectInfo
     named_keys = {key for snapshot in list_snapshots(store, app) for key in snapshot.object_keys}
     for name, infos in groupby(listed, key=lambda info: info.key.removeprefix(prefix).split("/", 1)[0]):
         group = tuple(infos)
-        idle = max(info.modified_ms for info in group) <= inventory.known.now_ms - margin_ms
+        idle = max(info.modified_ms for info in group) <= inventory.state.now_ms - margin_ms
         if idle and name not in requested:
             yield from (info for info in group if info.key not in named_keys)

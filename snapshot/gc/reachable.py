@@ -26,7 +26,7 @@ from ...store.versions.horizon import Boundary, KeptCut
 from ...store.versions.manifest import Manifest
 from ..cut.graph import consumed, order, raise_senders
 from ..cut.stored import Snapshot
-from .retention import Known, Retention
+from .retention import AppState, Retention
 
 Read = Callable[[str, int], Manifest]
 """Reads a version of a stage. Only inputs, outputs and times of the manifest are used."""
@@ -44,7 +44,7 @@ class Reason:
     """For `unread`, the stage that has not read it; empty if no stage reads the channel yet."""
 
 
-_EVERYTHING = Reason("retention", "no rule of retention is set: everything stays")
+_EVERYTHING = Reason("retention", "no retention rule is set: everything is kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Absent:
 class Reachable:
     """Versions of an app that must be kept."""
 
-    known: Known
+    state: AppState
     wholes: dict[str, tuple[tuple[int, Reason], ...]] = field(default_factory=dict)
     """By stage: versions from which all are kept up to the head, each with its reason."""
     single: dict[str, dict[int, tuple[Reason, ...]]] = field(default_factory=dict)
@@ -76,9 +76,9 @@ class Reachable:
 
     def why(self, stage: str, version: int) -> tuple[Reason, ...]:
         """Return the reasons why a version is kept; empty if it may be deleted."""
-        if stage not in self.wholes or not self.known.exists(stage, version):
+        if stage not in self.wholes or not self.state.exists(stage, version):
             return ()
-        head = self.known.stages[stage].head.version
+        head = self.state.stages[stage].head.version
         # Only rules that would keep this version by themselves.
         reasons = [
             reason
@@ -91,12 +91,12 @@ class Reachable:
         """Yield all kept versions of a stage, ascending."""
         first = self.first(stage)
         yield from sorted(version for version in self.single.get(stage, {}) if version < first)
-        yield from range(first, self.known.stages[stage].head.version + 1)
+        yield from range(first, self.state.stages[stage].head.version + 1)
 
     def counts(self, stage: str) -> dict[str, int]:
         """Return the number of kept versions by rule, each counted under the first of its rules."""
         counts: dict[str, int] = {}
-        covered = self.known.stages[stage].head.version + 1
+        covered = self.state.stages[stage].head.version + 1
         for start, reason in self.wholes[stage]:
             if start < covered:
                 counts[reason.rule] = counts.get(reason.rule, 0) + covered - start
@@ -108,7 +108,7 @@ class Reachable:
 
     def held_up_by(self, stage: str, silent_ms: int) -> tuple[str, ...]:
         """Return the readers that are the only reason to keep some versions, and silent for `silent_ms`."""
-        stages = self.known.stages
+        stages = self.state.stages
         otherwise_kept = min(version for version, reason in self.wholes[stage] if reason.rule != "unread")
         names = {reason.reader for version, reason in self.wholes[stage] if reason.reader and version < otherwise_kept}
         return tuple(
@@ -117,15 +117,15 @@ class Reachable:
             # A migration may have removed the channel from a reader since, or renamed its sender.
             if (read_version := consumed(stages[name].head).get(stage)) is not None
             and read_version < stages[stage].head.version
-            and stages[name].head.time_ms <= self.known.now_ms - silent_ms
+            and stages[name].head.time_ms <= self.state.now_ms - silent_ms
         )
 
     def boundary(self, number: int, by: str, *, final: bool) -> Boundary:
         """Return the boundary: which versions may exist from now on."""
         first, kept_single = {}, {}
-        for stage, stage_known in self.known.stages.items():
+        for stage, stage_state in self.state.stages.items():
             start = self.first(stage)
-            if start > stage_known.first or stage in self.known.last.first:
+            if start > stage_state.first or stage in self.state.last.first:
                 first[stage] = start
                 kept_single[stage] = tuple(sorted(version for version in self.single.get(stage, {}) if version < start))
         return Boundary(
@@ -138,35 +138,35 @@ class Reachable:
         )
 
 
-def reachable(app: Known, retention: Retention, read: Read) -> Reachable:
+def reachable(state: AppState, retention: Retention, read: Read) -> Reachable:
     """Return what must be kept. Calls `read` only for versions of the history, and raises what `read` raises."""
-    plan = Reachable(app)
+    plan = Reachable(state)
     _find_whole_histories(plan, retention, read)
-    moments = [moment for snapshot in app.snapshots for moment in _keep_pinned(plan, snapshot, read)]
+    moments = [moment for snapshot in state.snapshots for moment in _keep_pinned(plan, snapshot, read)]
     if retention.keeps_everything:
-        moments += [_keep_cut(plan, moment.stages, _EVERYTHING, read) for moment in app.last.moments]
-    starts = {stage: plan.first(stage) for stage in app.stages}
+        moments += [_keep_cut(plan, moment.stages, _EVERYTHING, read) for moment in state.last.moments]
+    starts = {stage: plan.first(stage) for stage in state.stages}
     thinned = [stage for stage, start in starts.items() if start > 1]
     whole_ms = max((read(stage, starts[stage]).time_ms for stage in thinned), default=0)
-    for time_ms, rule in retention.moments(app.now_ms, whole_ms):
-        versions = _cut_at(app, time_ms, read)
+    for time_ms, rule in retention.moments(state.now_ms, whole_ms):
+        versions = _cut_at(state, time_ms, read)
         if any(version < starts[stage] for stage, version in versions.items()):
             time = instants.iso(time_ms + 1, "minutes")
             moments.append(_keep_cut(plan, versions, Reason(rule, f"the app as it was at {time}, kept {rule}"), read))
     early = (moment for moment in moments if any(version < starts[stage] for stage, version in moment.stages.items()))
     unique = {tuple(sorted(moment.stages.items())): moment for moment in early}
-    lasting = (_with_end(app, moment, read) for moment in unique.values())
+    lasting = (_with_end(state, moment, read) for moment in unique.values())
     plan.moments = tuple(sorted(lasting, key=lambda moment: (moment.time_ms, sorted(moment.stages.items()))))
     return plan
 
 
 def _find_whole_histories(plan: Reachable, retention: Retention, read: Read) -> None:
     """Add to the plan from which version each stage's history is kept. Receivers first, as they hold up senders."""
-    stages = plan.known.stages
-    heads = {stage: stage_known.head for stage, stage_known in stages.items()}
+    stages = plan.state.stages
+    heads = {stage: stage_state.head for stage, stage_state in stages.items()}
     needed: dict[str, list[tuple[int, Reason]]] = {stage: [] for stage in stages}
     for stage, head in heads.items():
-        needed[stage] += _start_rules(plan.known, stage, retention, read)
+        needed[stage] += _start_rules(plan.state, stage, retention, read)
         for spans in head.captured.values():
             for name, span in spans.items():
                 sender = head.inputs[name].upstream if name in head.inputs else ""
@@ -182,51 +182,59 @@ def _find_whole_histories(plan: Reachable, retention: Retention, read: Read) -> 
         start = plan.first(receiver)
         for source in read(receiver, start).inputs.values():
             if source.upstream in needed:
-                detail = f"{receiver}@v{start} has read up to v{source.version}, and goes on from there"
+                detail = f"{receiver}@v{start} has read up to v{source.version} and continues from there"
                 needed[source.upstream].append((source.version, Reason("unread", detail, receiver)))
                 at = max(source.version, stages[source.upstream].first)
                 if source.upstream in plan.wholes and at < plan.first(source.upstream):
                     waiting.append(source.upstream)
 
 
-def _start_rules(app: Known, stage: str, retention: Retention, read: Read) -> Iterator[tuple[int, Reason]]:
+def _start_rules(state: AppState, stage: str, retention: Retention, read: Read) -> Iterator[tuple[int, Reason]]:
     """Yield the versions from which a stage's history is kept regardless of its readers, each with its reason."""
-    stage_known = app.stages[stage]
-    yield stage_known.head.version, Reason("head", "it is the newest version of its stage")
+    stage_state = state.stages[stage]
+    yield stage_state.head.version, Reason("head", "it is the newest version of its stage")
     if retention.keeps_everything:
-        yield stage_known.first, _EVERYTHING
+        yield stage_state.first, _EVERYTHING
     if retention.all_ms is not None:
-        oldest = _version_at(app, stage, app.now_ms - retention.all_ms, read)
-        yield oldest.version if oldest else stage_known.first, Reason("retention", "retention keeps all of this age")
+        oldest = _version_at(state, stage, state.now_ms - retention.all_ms, read)
+        yield (
+            oldest.version if oldest else stage_state.first,
+            Reason("retention", "retention keeps all versions of this age"),
+        )
     if retention.versions is not None:
-        start = stage_known.head.version - retention.versions + 1
+        start = stage_state.head.version - retention.versions + 1
         yield start, Reason("versions", f"retention keeps the newest {retention.versions:,} versions")
-    if stage_known.young <= stage_known.head.version:
-        yield stage_known.young, Reason("young", "it is less than an hour old")
+    if stage_state.young <= stage_state.head.version:
+        yield stage_state.young, Reason("young", "it is less than an hour old")
     reads = {
-        name for other in app.stages.values() for name, source in other.head.inputs.items() if source.upstream == stage
+        name
+        for other in state.stages.values()
+        for name, source in other.head.inputs.items()
+        if source.upstream == stage
     }
-    for name in sorted(stage_known.head.outputs.keys() - reads) if not stage_known.head.retired else ():
-        yield stage_known.first, Reason("unread", f"no stage has begun to read the channel {name}")
-    for name, version in sorted(stage_known.published.items()):
+    for name in sorted(stage_state.head.outputs.keys() - reads) if not stage_state.head.retired else ():
+        yield stage_state.first, Reason("unread", f"no stage reads the channel {name} yet")
+    for name, version in sorted(stage_state.published.items()):
         yield version, Reason("unpublished", f"the sink {name} is published up to v{version}")
-    for version in stage_known.head.recorded.values():
-        yield version, Reason("request", "a snapshot under way has recorded it")
+    for version in stage_state.head.recorded.values():
+        yield version, Reason("request", "a snapshot in progress has recorded it")
 
 
-def _version_at(app: Known, stage: str, time_ms: int, read: Read) -> Manifest | None:
+def _version_at(state: AppState, stage: str, time_ms: int, read: Read) -> Manifest | None:
     """Return the stage's version at a time, None if its whole history is later."""
-    stage_known = app.stages[stage]
+    stage_state = state.stages[stage]
     return history.newest_where(
-        read, lambda _stage: stage_known.first, stage_known.head, lambda at: at.time_ms <= time_ms
+        read, lambda _stage: stage_state.first, stage_state.head, lambda at: at.time_ms <= time_ms
     )
 
 
-def _cut_at(app: Known, time_ms: int, read: Read) -> dict[str, int]:
+def _cut_at(state: AppState, time_ms: int, read: Read) -> dict[str, int]:
     """Return the consistent cut at a time, by version; from the kept moments if the history is not gapless."""
-    at = {stage: manifest for stage in app.stages if (manifest := _version_at(app, stage, time_ms, read)) is not None}
-    if not app.last.first.keys() <= at.keys():
-        moment = app.last.at(time_ms)
+    at = {
+        stage: manifest for stage in state.stages if (manifest := _version_at(state, stage, time_ms, read)) is not None
+    }
+    if not state.last.first.keys() <= at.keys():
+        moment = state.last.at(time_ms)
         return dict(moment.stages) if moment else {}
     at = {stage: manifest for stage, manifest in at.items() if not manifest.retired}
     return {stage: manifest.version for stage, manifest in raise_senders(at, read).items()}
@@ -234,14 +242,14 @@ def _cut_at(app: Known, time_ms: int, read: Read) -> dict[str, int]:
 
 def _keep_pinned(plan: Reachable, snapshot: Snapshot, read: Read) -> Iterator[KeptCut]:
     """Keep the versions that a snapshot pins, and yield the snapshot's cut if all of them exist."""
-    app = plan.known
-    if not all(app.last.allows(stage, version) for stage, version in snapshot.stages.items()):
+    state = plan.state
+    if not all(state.last.allows(stage, version) for stage, version in snapshot.stages.items()):
         return  # it pins collected versions, and whoever is taking it will withdraw it
-    existing = {stage: version for stage, version in snapshot.stages.items() if app.exists(stage, version)}
-    reason = Reason("snapshot", f"snapshot {snapshot.name} pins it, or its records in flight and lineage need it")
+    existing = {stage: version for stage, version in snapshot.stages.items() if state.exists(stage, version)}
+    reason = Reason("snapshot", f"snapshot {snapshot.name} pins it, or needs it for in-flight records and lineage")
     if snapshot.kind == "clone":
         location = f" under {snapshot.clone_root}" if snapshot.clone_root else ""
-        reason = Reason("clone", f"the clone {snapshot.clone}{location} lives from it (snapshot {snapshot.name})")
+        reason = Reason("clone", f"the clone {snapshot.clone}{location} uses it (snapshot {snapshot.name})")
     moment = _keep_cut(plan, existing, reason, read) if existing else None
     if moment is not None and len(existing) == len(snapshot.stages):
         yield moment
@@ -249,53 +257,53 @@ def _keep_pinned(plan: Reachable, snapshot: Snapshot, read: Read) -> Iterator[Ke
         Absent(snapshot.name, stage, version)
         for stage, version in snapshot.stages.items()
         # Versions above the listed heads were committed since.
-        if stage not in existing and (stage not in app.stages or version <= app.stages[stage].head.version)
+        if stage not in existing and (stage not in state.stages or version <= state.stages[stage].head.version)
     )
 
 
 def _keep_cut(plan: Reachable, versions: Mapping[str, int], reason: Reason, read: Read) -> KeptCut:
     """Keep a cut, with the versions that its channels and its lineage need."""
     cut = {stage: read(stage, version) for stage, version in versions.items()}
-    for stage, version in _versions_of_cut(plan.known, cut, read):
+    for stage, version in _versions_of_cut(plan.state, cut, read):
         reasons = plan.single.setdefault(stage, {})
         if reason not in reasons.get(version, ()):
             reasons[version] = (*reasons.get(version, ()), reason)
     return KeptCut(max(manifest.time_ms for manifest in cut.values()), dict(versions))
 
 
-def _with_end(app: Known, moment: KeptCut, read: Read) -> KeptCut:
+def _with_end(state: AppState, moment: KeptCut, read: Read) -> KeptCut:
     """Return the moment with the time until which it was the app's state, while its next versions still exist."""
-    for earlier in app.last.moments:
+    for earlier in state.last.moments:
         if earlier.stages == moment.stages:
             return earlier
     following = {
-        stage: moment.stages.get(stage, stage_known.first - 1) + 1 for stage, stage_known in app.stages.items()
+        stage: moment.stages.get(stage, stage_state.first - 1) + 1 for stage, stage_state in state.stages.items()
     }
-    later = {stage: version for stage, version in following.items() if version <= app.stages[stage].head.version}
+    later = {stage: version for stage, version in following.items() if version <= state.stages[stage].head.version}
     try:
-        if later and all(app.exists(*place) for place in later.items()):
+        if later and all(state.exists(*place) for place in later.items()):
             until_ms = min(read(*place).time_ms for place in later.items()) - 1
-            if until_ms >= moment.time_ms and _cut_at(app, moment.time_ms, read) == moment.stages:
+            if until_ms >= moment.time_ms and _cut_at(state, moment.time_ms, read) == moment.stages:
                 return replace(moment, until_ms=until_ms)
     except (Corruption, NotFound):
         pass  # not a version of the moment, and so not one that must be kept
     return moment
 
 
-def _versions_of_cut(app: Known, cut: Mapping[str, Manifest], read: Read) -> Iterator[tuple[str, int]]:
+def _versions_of_cut(state: AppState, cut: Mapping[str, Manifest], read: Read) -> Iterator[tuple[str, int]]:
     for manifest in cut.values():
         yield manifest.stage, manifest.version
         for source in manifest.inputs.values():
             if source.upstream in cut:
                 for version in range(source.version, cut[source.upstream].version):
-                    if app.exists(source.upstream, version):
+                    if state.exists(source.upstream, version):
                         yield source.upstream, version
     seen: set[tuple[str, int]] = set()
     waiting = list(cut.values())
     while waiting:
         for source in waiting.pop().inputs.values():
             place = (source.upstream, source.version)
-            if source.upstream and place not in seen and app.exists(*place):
+            if source.upstream and place not in seen and state.exists(*place):
                 seen.add(place)
                 waiting.append(read(*place))
                 yield place

@@ -71,7 +71,7 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
-class StageKnown:
+class StageState:
     """State of one stage."""
 
     first: int
@@ -84,12 +84,12 @@ class StageKnown:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class AppState:
     """State of an app before a collection."""
 
     now_ms: int
     """Reference time of ages: storage's clock, or this machine's in a dry run."""
-    stages: Mapping[str, StageKnown]
+    stages: Mapping[str, StageState]
     """Stages that have a version."""
     snapshots: tuple[Snapshot, ...] = ()
     last: Boundary = NOTHING_COLLECTED

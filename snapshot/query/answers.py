@@ -77,8 +77,8 @@ def register_input(
             "input archive",
             clause.topic,
             found=f"app {cut.app!r} has none of this topic",
-            hint='input = "30d" under [retention] in slackwater.toml keeps one, from then on; '
-            f"`slackwater archive {cut.app} --from beginning` fills it with what Kafka still has",
+            hint='input = "30d" under [retention] in slackwater.toml starts one; '
+            f"`slackwater archive {cut.app} --from beginning` adds what Kafka still has",
         )
     selects: list[str] = []
     for topic, archives in archives_by_topic:
@@ -203,9 +203,9 @@ def _records(store: ObjectStore, state: InFlight, keeper: Snapshot | None, reade
         return capture.read(store, captured, state)
     if reader is None:
         raise Usage(
-            f"{state.rows} records in flight on {state.channel!r} are not kept with a snapshot, only in Kafka, and "
-            "nothing says where Kafka is",
-            hint="give --kafka HOST:PORT, or set SLACKWATER_KAFKA",
+            f"{state.rows} in-flight records of {state.channel!r} are in no snapshot, only in Kafka, and "
+            "no Kafka is configured",
+            hint="pass --kafka HOST:PORT or set SLACKWATER_KAFKA",
         )
     return reader.read(state)
 

@@ -53,7 +53,6 @@ class Word(NamedTuple):
         return self.kind == "name" and self.value.casefold() == word
 
     def is_sign(self, sign: str) -> bool:
-        """Return True if the token is this sign."""
         return self.kind == "sign" and self.value == sign
 
 
@@ -184,8 +183,8 @@ def _table_ats(tokens: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
         is_part = number > 2 and tokens[number - 3].is_sign(".")
         if table is None or table.kind not in ("name", "quoted") or not table.value or is_part:
             raise Usage(
-                f"AT '{word.value}' follows no table",
-                hint="write FROM TABLE AT 'MOMENT', the table by its name alone; an alias comes after it",
+                f"AT '{word.value}' does not follow a table name",
+                hint="write FROM TABLE AT 'MOMENT' AS ALIAS; the table name has no schema, and the alias is optional",
             )
         yield table.start, word.end, TableAt(table.value.lower(), word.value)
 
@@ -200,7 +199,7 @@ def _versions(tokens: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
         arguments, signs = inside[:close:2], inside[1:close:2]
         strings = [argument.value for argument in arguments if argument.kind == "string"]
         if not close % 2 or len(strings) < len(arguments) or not all(sign.is_sign(",") for sign in signs):
-            raise Usage("versions() takes strings: a table, two moments and a span of time", hint=_VERSIONS)
+            raise Usage("versions() takes strings: a table, two moments and a duration", hint=_VERSIONS)
         yield word.start, inside[close].end, Versions(strings[0].lower(), *strings[1:])
 
 

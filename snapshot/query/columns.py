@@ -184,7 +184,7 @@ def _parse(value: object, kind: pa.DataType) -> pa.Array:
         return pa.array([value], pa.binary()).cast(options=pc.CastOptions(kind, allow_invalid_utf8=True))
     if not isinstance(value, str):
         if pa.types.is_integer(kind) and not isinstance(value, Integral):
-            raise ValueError("Arrow would cut off what lies behind the point")
+            raise ValueError("expected a whole number")
         return pa.array([value], kind)
     return pa.array([value]).cast(kind) if pa.types.is_nested(kind) else _parse_all([value], kind)
 

@@ -90,7 +90,7 @@ def check_free(path: Path, *, force: bool) -> None:
     if path.is_dir():
         raise Refused(f"{path} cannot be written: it is a folder", hint="choose another file")
     if path.exists() and not force:
-        raise Refused(f"{path} is there already", hint="choose another file, or say --force to overwrite it")
+        raise Refused(f"{path} already exists", hint="choose another file, or pass --force to overwrite it")
 
 
 @contextmanager
@@ -112,7 +112,6 @@ def write_table(con: duckdb.DuckDBPyConnection, store: ObjectStore, cache: SstCa
 
 
 def write_empty(con: duckdb.DuckDBPyConnection, name: str, table: Table) -> None:
-    """Write a table without rows."""
     con.from_arrow(visible_schema(table).empty_table()).create_view(name)
     _copy_table(con, name)
 
@@ -141,7 +140,7 @@ def _about(cut: Cut, ref: str, rows: Mapping[str, int]) -> pa.Table:
     return pa.Table.from_pylist(lines, pa.schema(fields))
 
 
-_HINT = "`slackwater export REF out.duckdb` writes the file that the page would show; any DuckDB client opens it"
+_HINT = "`slackwater export REF out.duckdb` writes the same tables to a file that any DuckDB client opens"
 
 
 def check_page() -> None:
@@ -162,7 +161,7 @@ def page(path: Path) -> Iterator[str]:
         try:
             started = con.execute("CALL start_ui()").fetchone()
         except duckdb.Error as error:
-            raise Unavailable(f"DuckDB's page does not start: {_sentence(error)}", hint=_HINT) from error
+            raise Unavailable(f"DuckDB's UI does not start: {_sentence(error)}", hint=_HINT) from error
         try:
             yield str(started[0]) if started else ""
         finally:
@@ -182,7 +181,8 @@ def load(con: duckdb.DuckDBPyConnection) -> None:
             con.load_extension("ui")
         except duckdb.Error as error:
             raise Unavailable(
-                f"DuckDB's extension `ui` is not on this machine and cannot be fetched: {_sentence(error)}", hint=_HINT
+                f"DuckDB's extension `ui` is not on this machine and cannot be downloaded: {_sentence(error)}",
+                hint=_HINT,
             ) from error
 
 

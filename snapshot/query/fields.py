@@ -47,7 +47,10 @@ class Field:
                 steps.append(step[1] or re.sub(r"\\(.)", r"\1", step[2]))
             at = step.end()
         if at < len(path) or not (steps or text == "$"):
-            raise Usage(f"{text!r} is no field of a record", hint="as who, $.user.id, key, headers.who or $['user.id']")
+            raise Usage(
+                f"{text!r} is not a field of a record",
+                hint="write it as who, $.user.id, key, headers.who or $['user.id']",
+            )
         if of_row and steps:
             return cls(steps[0], tuple(steps[1:]))
         if text.startswith("$") or steps[0] not in RECORD:
@@ -55,7 +58,6 @@ class Field:
         return cls(steps[0], tuple(steps[1:]))
 
     def text(self, *, of_row: bool = False) -> str:
-        """Return the text of the field."""
         below = "".join(f".{step}" if _PLAIN.fullmatch(step) else _bracketed(step) for step in self.steps)
         if of_row or self.column != "value" or not self.steps:
             return f"{self.column if _PLAIN.fullmatch(self.column) else _bracketed(self.column)}{below}"

@@ -90,7 +90,7 @@ class Moments:
             raise Usage(f"versions(): {clause.since} is a moment of {since.app}, and {clause.until} one of {until.app}")
         if newest is None:
             name = called_since(self.store, until.app, clause.table)
-            hint = f"it is called {name} since, and versions('{name}', …) has those from before, too" if name else ""
+            hint = f"it was renamed to {name}; versions('{name}', …) includes the versions from before" if name else ""
             raise NotFound(f"table of app {until.app!r}", clause.table, until.tables, hint=hint)
         stage = owner(clause.table, until.stages)
         manifests = _between(self.store, clause, stage, self._with_table(clause.table, since)[0], until)
@@ -101,7 +101,7 @@ class Moments:
         if ref.text not in cuts:
             if self.is_steady and ref.moves:
                 raise Usage(
-                    f"{moment!r} may be another moment each time that it is looked up",
+                    f"{moment!r} may mean a different moment each time",
                     hint="name a snapshot, a time or a version",
                 )
             cuts[ref.text] = resolve(self.store, ref.text, now_ms=self.now_ms)
@@ -160,7 +160,7 @@ def _between(store: ObjectStore, clause: Versions, stage: str, since: Cut, until
         begin_ms, end_ms = since.seen_ms or since.time_ms or read(numbers[0]).time_ms, until.seen_ms or until.time_ms
         step_ms = parse_ms("versions(): the step", clause.step)
         if step_ms <= 0:
-            raise Usage(f"versions(): a step of {clause.step!r} leads nowhere; expected one longer than that")
+            raise Usage(f"versions(): the step is {clause.step!r}; expected more than 0")
         ends = range(begin_ms + step_ms, end_ms + step_ms, step_ms)
         if len(ends) >= MAX_VERSIONS:
             raise _too_many(clause, f"{len(ends):,} steps")
@@ -180,7 +180,7 @@ def _between(store: ObjectStore, clause: Versions, stage: str, since: Cut, until
 def _too_many(clause: Versions, count: str) -> Usage:
     since = clause.since or "-1h"
     return Usage(
-        f"versions() of {clause.table} would have the whole table at {count}; {MAX_VERSIONS:,} are the most",
-        hint="name moments that are nearer to each other, or a longer step: "
-        f"versions('{clause.table}', '{since}', '{clause.until}', '10m') has the last version of every ten minutes",
+        f"versions() of {clause.table} would return the whole table at {count}; at most {MAX_VERSIONS:,} are allowed",
+        hint="use a shorter period or a longer step: "
+        f"versions('{clause.table}', '{since}', '{clause.until}', '10m') returns the last version of every ten minutes",
     )

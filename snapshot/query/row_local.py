@@ -30,11 +30,11 @@ def row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
     with duckdb.connect() as con:
         parsed = json.loads(con.execute("SELECT json_serialize_sql($sql::VARCHAR)", {"sql": sql}).fetchall()[0][0])
         if parsed["error"] or len(parsed["statements"]) != 1:
-            raise Usage(f"the predicate is not one query: {parsed.get('error_message', sql)}")
+            raise Usage(f"the predicate is not a single query: {parsed.get('error_message', sql)}")
         node = parsed["statements"][0]["node"]
         aggregates = {name for (name,) in con.execute(_AGGREGATES).fetchall()} | {"count_star"}
         if reason := next(_reasons(node, aggregates), ""):
-            raise Refused(f"whether a row is wrong does not follow from that row alone: the query has {reason}")
+            raise Refused(f"the query does not decide row by row: it has {reason}")
         name = node["from_table"]["table_name"].casefold()
         stage = next((stage for stage in tables if stage.casefold() == name), None)
         if stage is None:

@@ -100,7 +100,7 @@ def check(actual: pa.Schema, table: Table, source: RowSource) -> None:
         raise Refused(
             f"{source} does not fit the table: {'; '.join(wrong)}",
             hint=f"the table has {columns}; {source.remedy} renames, casts and leaves out"
-            + ("; columns that begin with _ are what mean, first and last go on from" if internal else ""),
+            + ("; columns that begin with _ hold the running state of mean, first and last" if internal else ""),
         )
 
 
@@ -124,7 +124,7 @@ def fit(rows: pa.RecordBatch, table: Table, source: RowSource) -> pa.RecordBatch
             columns.append(cast)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise Refused(
-                f"column {field.name!r} of {source} has a value that is no {field.type}: {error}",
+                f"column {field.name!r} of {source} has a value that is not a valid {field.type}: {error}",
                 hint=f"nothing was written; {source.remedy} casts or leaves out such values",
             ) from error
     fitting = pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -132,8 +132,8 @@ def fit(rows: pa.RecordBatch, table: Table, source: RowSource) -> pa.RecordBatch
         if nulls := fitting.column(name).null_count:
             some = fitting.filter(fitting.column(name).is_null()).slice(0, EXAMPLES)
             raise Refused(
-                f"{source} has rows without a key: {name!r} is null in {nulls:,} of {fitting.num_rows:,} that were "
-                f"looked at, such as {examples(some)}",
+                f"{source} has rows without a key: {name!r} is null in {nulls:,} of {fitting.num_rows:,} "
+                f"checked rows, such as {examples(some)}",
                 hint=f"nothing was written; {source.remedy} leaves them out, with WHERE {name} IS NOT NULL",
             )
     return fitting
@@ -153,10 +153,10 @@ def _differences(actual: pa.Schema, declared: pa.Schema) -> Iterator[str]:
         elif actual.names.count(name) > 1:
             yield f"it has several columns {name!r}"
     extra = (name for name in dict.fromkeys(actual.names) if name not in declared.names)
-    yield from (f"its column {name!r} is none of the table's" for name in extra)
+    yield from (f"the table has no column {name!r}" for name in extra)
     for field in declared:
         if actual.names.count(field.name) == 1 and not taken(actual.field(field.name).type, field.type):
-            yield f"its column {field.name!r} is {actual.field(field.name).type}, where the table has {field.type}"
+            yield f"its column {field.name!r} is {actual.field(field.name).type}, but the table has {field.type}"
 
 
 def taken(actual: pa.DataType, declared: pa.DataType) -> bool:

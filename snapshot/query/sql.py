@@ -82,9 +82,7 @@ class Bounds:
         for word in words(statement.sql):
             name = word.value.casefold()
             if word.kind in ("name", "quoted") and (name in _OF_THE_MACHINE or name.startswith(_ABOUT_DUCKDB)):
-                raise Usage(
-                    f"{word.value} is not for queries from elsewhere", hint="a query sees the app's tables only"
-                )
+                raise Usage(f"{word.value} is not allowed in remote queries", hint="a query sees the app's tables only")
         if self.tables is None:
             return
         for clause in statement.clauses:
@@ -258,12 +256,12 @@ def _bounded(con: duckdb.DuckDBPyConnection, statement: str, max_rows: int | Non
             size += part.nbytes
             if size > bounds.max_bytes:
                 raise TooMuch(
-                    f"the rows take more than {bounds.max_bytes >> 20} MiB", hint="ask for fewer columns or rows"
+                    f"the result is larger than {bounds.max_bytes >> 20} MiB", hint="select fewer columns or rows"
                 )
         return pa.Table.from_batches(parts, reader.schema)
     except (duckdb.Error, OSError) as error:
         if is_over.is_set():
-            raise TooMuch(f"the query took more than {bounds.seconds:g} s", hint="ask for less at once") from None
+            raise TooMuch(f"the query took more than {bounds.seconds:g} s", hint="select less data") from None
         if isinstance(error, OSError):  # raised by Arrow while rows are read
             raise SlackwaterError(str(error).partition("\n")[0]) from None
         raise
@@ -326,7 +324,7 @@ def in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> S
     quoted = "\n".join(filter(None, (details.strip("\n"), query)))
     if isinstance(error, duckdb.PermissionException):
         return SlackwaterError(
-            sentence, quoted=quoted, hint="a query sees the app's tables only, no file and no setting"
+            sentence, quoted=quoted, hint="a query can read the app's tables only, no files and no settings"
         )
     if isinstance(error, duckdb.ProgrammingError | duckdb.DataError | duckdb.NotSupportedError):
         return Usage(sentence, quoted=quoted)

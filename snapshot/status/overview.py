@@ -144,11 +144,11 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
         with _noted(damaged, f"{app}/{stage}"):
             heads |= newest(store, app, (stage,))
     beats: tuple[runners.Beat, ...] | None = None
-    with _noted(damaged, f"{app}: which stages run is not known"):
+    with _noted(damaged, f"{app}: running stages are unknown"):
         beats = runners.beats(store, app, instants.now_ms())
     sinks: dict[str, tuple[SinkLag, ...]] = dict.fromkeys(heads, ())
     for stage, head in heads.items():
-        with _noted(damaged, f"{app}/{stage}: how far its sinks are is not known"):
+        with _noted(damaged, f"{app}/{stage}: progress of its sinks is unknown"):
             sinks[stage] = sink_lags(head, published.places(store, head))
 
     stages = tuple(
@@ -164,7 +164,7 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
         if app in folders
     )
     replica, complete_ms, lags = None, 0, tuple[ReplicaLag, ...]()
-    with _noted(damaged, f"{app}: how far its replicas are is not known"):
+    with _noted(damaged, f"{app}: progress of its replicas is unknown"):
         replica = replicas.find(store, app)
         if replica is not None and replica.state == "copy":
             cut = newest_cut(store, app)
@@ -172,7 +172,7 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
         else:
             lags = lags_of(store, app, {stage: head.version for stage, head in heads.items()})
     archives: tuple[ArchiveStatus, ...] = ()
-    with _noted(damaged, f"{app}: how far its input archive is is not known"):
+    with _noted(damaged, f"{app}: state of its input archive is unknown"):
         archives = archives_of(store, app, heads.values())
     fields = (app, info.created_ms, info.origin, stages, requested, names, archives, tuple(damaged))
     return AppOverview(*fields, replica, complete_ms, lags)

@@ -45,7 +45,7 @@ def channel_states(store: ObjectStore, cut: Cut) -> tuple[ChannelState, ...]:
         state, exact, wrong = None, False, ""
         if len(lengths) > 1:
             counts_text = ", ".join(map(str, sorted(lengths)))
-            wrong = f"ends, sent, offsets, consumed and lost are of {counts_text} partitions; expected one number"
+            wrong = f"ends, sent, offsets, consumed and lost differ in their number of partitions: {counts_text}"
         else:
             try:
                 state = channel_state(store, cut, channel)
@@ -85,17 +85,17 @@ def check_captured(
         wrong, capture = [], captured.get(channel_key)
         if capture is None and in_flight is not None:
             missing = f"{in_flight.rows} records of versions {in_flight.after + 1} to {in_flight.up_to}"
-            wrong.append(f"{missing} are in flight, and it keeps none")
+            wrong.append(f"{missing} are in flight, but it keeps none")
         elif capture is not None:
             if sum(capture.counts) != capture.rows:
-                wrong.append(f"it counts {sum(capture.counts)} records, and names objects with {capture.rows}")
+                wrong.append(f"it counts {sum(capture.counts)} records, but its objects have {capture.rows}")
             if is_empty:
-                wrong.append(f"it keeps {capture.rows} records, and nothing is in flight")
+                wrong.append(f"it keeps {capture.rows} records, but none are in flight")
             for name in () if is_empty else _PLACE:
                 actual, expected_value = getattr(capture, name), getattr(in_flight, name)
                 if actual != expected_value:
                     field = name.replace("_", " ")
-                    wrong.append(f"it keeps records with {field} {actual}; the cut has {expected_value} in flight")
+                    wrong.append(f"it keeps records with {field} {actual}; expected {expected_value}")
         yield Verified("kept", label, tuple(f"snapshot {snapshot.name!r}, {label}: {fault}" for fault in wrong))
 
 
@@ -110,7 +110,14 @@ def recount(
     begin, end = len(captured.starts), len(captured.ends)
     if not begin == end == len(markers or captured.ends):
         where = f"{captured.channel} to {captured.receiver}"
-        return None, (Verified("kept", where, (f"{where}: it is kept of {begin} or {end} partitions",), 0),)
+        return None, (
+            Verified(
+                "kept",
+                where,
+                (f"{where}: it has {begin} start and {end} end offsets; expected one of each per partition",),
+                0,
+            ),
+        )
     counts = np.zeros(end, np.int64)
     last = np.full((1, len(ADDRESS)), -1)
     checked = []
@@ -160,7 +167,7 @@ def _faults(
     for p, o, r in rows[(offset < starts[partition]) | (offset >= ends[partition])][:1].tolist():
         yield f"has record {captured.topic}[{p}]@{o}+{r}; expected offsets {starts[p]} to {ends[p] - 1}"
     for p, o, r in rows[offset > np.array(markers)[partition]][:1].tolist() if markers else ():
-        yield f"has record {captured.topic}[{p}]@{o}+{r}, which lies behind the marker at {markers[p]}"
+        yield f"has record {captured.topic}[{p}]@{o}+{r}, which is after the marker at {markers[p]}"
     step = np.diff(np.concatenate([last, rows]), axis=0)
     # Addresses must ascend: of partition, offset and row, the first that changes must increase.
     grown = np.take_along_axis(step, np.argmax(step != 0, axis=1)[:, None], axis=1)[:, 0] > 0
@@ -203,8 +210,8 @@ def check_markers(snapshot: Snapshot, cut: Cut) -> Iterator[Verified]:
             # Between the marker and `ends` there are only markers of other snapshots, written by the same version.
             reader = f"{channel.receiver}@v{cut.stages[channel.receiver].version} consumed {channel.input.topic}"
             wrong += (
-                f"{reader}[{partition}] up to {offset}, past the marker of snapshot {snapshot.name!r}: expected {end} "
-                "at most"
+                f"{reader}[{partition}] up to {offset}, past the marker of snapshot {snapshot.name!r}: expected at "
+                f"most {end}"
                 for partition, (end, offset) in enumerate(zip(ends, channel.input.offsets, strict=False))
                 if offset > end
             )
@@ -217,7 +224,7 @@ def reread_markers(snapshot: Snapshot, cut: Cut, reader: Topics | None, not_rere
         topic = cut.stages[sender].outputs[name].topic
         for partition, offset in enumerate(markers_of(snapshot, cut, name, sender)):
             address = f"{topic}[{partition}]@{offset}"
-            marker_id, reason = None, "nothing says where Kafka is"
+            marker_id, reason = None, "no Kafka configured"
             if reader is not None:
                 try:
                     marker_id, reason = reader.marker(topic, partition, offset), f"{address} is gone from Kafka"

@@ -142,7 +142,7 @@ def _count_in_flight(state: ChannelState, reader: Topics | None, *, deep: bool) 
         else:
             if reader is not None:
                 return Counted(int(counts.sum()), tuple(counts.tolist()), "Kafka")
-            not_reread = "nothing says where Kafka is"
+            not_reread = "no Kafka configured"
     if not state.exact:
         return Counted(None, (), "", not_reread)
     return Counted(in_flight.rows, (), "manifests", not_reread)

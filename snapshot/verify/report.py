@@ -10,15 +10,15 @@ from ...errors import SlackwaterError, Unavailable
 Check = Literal["versions", "channels", "kept", "markers", "history", "objects", "rows", "archives", "topics"]
 
 CHECKS: dict[Check, tuple[str, str]] = {
-    "versions": ("manifest", "nothing is consumed that was not sent, and readers stand where a version ended"),
+    "versions": ("manifest", "no record consumed before it was sent; offsets at version boundaries"),
     "channels": ("channel", "sent = consumed + in flight"),
-    "kept": ("channel", "the records that the snapshot keeps are those in flight"),
-    "markers": ("marker", "every sender names the snapshot's marker, and nothing behind it is in the cut"),
-    "history": ("version", "versions follow each other, and no offset or count goes back"),
-    "objects": ("object", "there, and what its manifest says"),
-    "rows": ("row", "where its hash says, in order, once for each key"),
-    "archives": ("object", "records of the input archive, there, and what its index says"),
-    "topics": ("topic", "the one that was read or written, and not another one of its name"),
+    "kept": ("channel", "the snapshot keeps exactly the records in flight"),
+    "markers": ("marker", "every sender recorded the snapshot's marker; no reader passed it"),
+    "history": ("version", "no version missing; offsets and counts never go back"),
+    "objects": ("object", "present, and as its manifest says"),
+    "rows": ("row", "in the state partition of its hash, sorted, one per key"),
+    "archives": ("object", "input archive: present, and as its index says"),
+    "topics": ("topic", "the same topic as before, not a recreated one"),
 }
 """Kinds of checks in the order of the report, each with the unit that is counted and what must hold."""
 

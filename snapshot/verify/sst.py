@@ -81,8 +81,7 @@ def check_entries(manifest: Manifest) -> Verified:
         pairs += ((min(number, other), max(number, other)) for other in reached)
         reached.append(number)
     wrong += (
-        f"{version}: SSTs {sst.object} and {other.object} share hashes and versions; "
-        "expected them to be of different times"
+        f"{version}: SSTs {sst.object} and {other.object} overlap in hashes and versions; expected separate versions"
         for sst, other in ((ssts[first], ssts[second]) for first, second in sorted(pairs))
         if sst.seq_min <= other.seq_max and other.seq_min <= sst.seq_max
     )
@@ -109,7 +108,7 @@ def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[
         counts = frozenset(partitions)
         if not placed(sst, counts):
             numbers = " or ".join(map(str, sorted(counts)))
-            faults.append(f"its hashes {sst.hash_min} to {sst.hash_max} are of several of {numbers} state partitions")
+            faults.append(f"its hashes {sst.hash_min} to {sst.hash_max} span several of {numbers} state partitions")
     yield Verified("objects", sst.object, tuple(wrong))
     sentences = tuple(f"SST {sst.object}: {fault}" for fault in faults)
     yield Verified("rows", sst.object, sentences, 0 if wrong else sst.rows)
@@ -148,7 +147,7 @@ def _index_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
             least, most = index.ranges[HASH]
             starts = index.first_row[:-1]
             if (hashes[starts] != least).any() or (hashes[index.first_row[1:] - 1] != most).any():
-                yield f"the page index of row group {number} has other hashes than its rows"
+                yield f"the page index of row group {number} does not match the hashes of its rows"
             column = group.columns[0].meta_data
             start = column.bloom_filter_offset or 0
             chunks = chunks_in(data[start : start + (column.bloom_filter_length or 0)])
@@ -233,5 +232,5 @@ def _order_rules(last: pa.Table | None, rows: pa.Table, key: Sequence[str]) -> I
     skip = joined.num_rows - rows.num_rows
     repeated = np.zeros(len(order), np.bool_)
     repeated[order[repeats]] = True
-    yield _Rule((order != np.arange(len(order)))[skip:], "is not in the order of (_hash, key)")
-    yield _Rule(repeated[skip:], "is there twice")
+    yield _Rule((order != np.arange(len(order)))[skip:], "is not sorted by (_hash, key)")
+    yield _Rule(repeated[skip:], "occurs twice")

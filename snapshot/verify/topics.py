@@ -12,7 +12,7 @@ from ..cut.graph import Cut
 from ..cut.kafka_topics import Topics
 from .report import Verified
 
-TOPICS_SAY = "which say whether topics are still those that were read"
+TOPICS_SAY = "which say whether topics were recreated"
 """Reason for connecting to Kafka, for messages."""
 _Place = tuple[str, str]
 """Verb ("read" or "wrote") and topic."""
@@ -35,18 +35,18 @@ def check_topics(store: ObjectStore, cut: Cut, kafka: Topics, not_looked: list[s
             except SlackwaterError as error:
                 if any(topic_id for other in cut.stages.values() for topic_id, _ in _topics(other).values()):
                     reason = error.message
-                    not_looked.append(f"whether topics are still those that were read was not looked at: {reason}")
+                    not_looked.append(f"topics were not checked for being recreated: {reason}")
                 return
             current, version = states[topic], f"{stage}@v{manifest.version}"
             if current is None:
-                yield Verified("topics", topic, (f"{version} {verb} topic {topic!r}, which does not exist any more",))
+                yield Verified("topics", topic, (f"{version} {verb} topic {topic!r}, which no longer exists",))
                 continue
             reason = why_another(topic, expected_id, offsets, current)
             if reason and _head_uses(store, cut, stage, (verb, topic), current):
-                not_looked.append(f"what {version} {verb} cannot be read once more: {reason}")
+                not_looked.append(f"what {version} {verb} cannot be read again: {reason}")
                 reason = ""
             yield Verified(
-                "topics", topic, (f"{version} {verb} another topic than is there now: {reason}",) if reason else ()
+                "topics", topic, (f"{version} {verb} another topic than the current one: {reason}",) if reason else ()
             )
 
 

@@ -98,11 +98,11 @@ def _wrong_rows(store: ObjectStore, archive: ArchiveIndex, archived: ArchiveObje
         yield as_sentence(error)
         return
     if outside:
-        yield f"object {archived.object} has records at {min(outside)}, which it does not say"
+        yield f"object {archived.object} has records at {min(outside)}, which its index lacks"
     if order.num_rows != archived.rows:
         yield f"object {archived.object} has {order.num_rows} records; expected {archived.rows}"
     if (min(times), max(times)) != (archived.time_min_ms, archived.time_max_ms):
-        yield f"object {archived.object} has records of other times than its index says"
+        yield f"object {archived.object} has records of other times than its index entry says"
 
 
 class _PatientReader:
@@ -249,10 +249,10 @@ def verify(
 def _left_out(store: ObjectStore, cut: Cut, *, deep: bool) -> Iterator[str]:
     """Yield what verifying a cut does not cover. Two requests. Unreadable objects add nothing."""
     if not deep:
-        yield "bytes of objects beyond their sizes, versions before the last step, records in flight in Kafka (--deep)"
-    yield "objects that only other versions and snapshots name"
+        yield "contents of objects, versions before the last step, in-flight records in Kafka (--deep)"
+    yield "objects that only other versions and snapshots use"
     if sinks := sorted({name for manifest in cut.stages.values() for name in manifest.sinks}):
-        yield f"what the sinks {', '.join(sinks)} have published"
+        yield f"rows published by the sinks {', '.join(sinks)}"
     with suppress(Corruption, Refused):
         info = apps.find_app(store, cut.app)
         if info is not None and info.origin is not None and not info.origin.deep:
@@ -273,7 +273,7 @@ def _open_cut(store: ObjectStore, at: Ref | Cut, results: list[Verified]) -> tup
             snapshot = read_snapshot(store, at.app, name)
             versions = snapshot.stages
             if isinstance(at, Cut) and versions != at.versions:
-                reason = "it was removed, and taken again at another moment"
+                reason = "it was removed and taken again at another moment"
                 raise NotFound(f"snapshot of app {at.app!r}", name, found=reason)
         elif isinstance(at, Cut):
             versions, thinned = at.versions, at.thinned
@@ -316,7 +316,8 @@ def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Verified]:
             for unit, actual, expected in (offsets, ("counts", channel.input.passed, output.sent)):
                 if actual != expected:
                     wrong.append(
-                        f"{reader} stands on {channel.name!r} at {unit} {actual}; {sender_version} ended at {expected}"
+                        f"{reader} is at {unit} {actual} of {channel.name!r}; "
+                        f"expected {expected}, where {sender_version} ended"
                     )
         yield Verified("versions", f"{channel.name} to {channel.receiver}", tuple(wrong), 0)
 

@@ -67,13 +67,13 @@ def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tup
         first = limit.first[stage]
         versions = [version for version in versions if limit.allows(stage, version)]
         wrong += (
-            f"{keys.manifest(app, stage, version)} is missing: what was collected of {stage} left v{version}"
+            f"{keys.manifest(app, stage, version)} is missing: garbage collection kept v{version} of {stage}"
             for version in (*limit.kept.get(stage, ()), first)
             if version not in versions
         )
     gapless = [version for version in versions if version >= first]
     wrong += (
-        f"{keys.manifest(app, stage, version + 1)} is missing: {stage} has v{version}, and next v{following}"
+        f"{keys.manifest(app, stage, version + 1)} is missing: {stage} has v{version}, then v{following}"
         for version, following in pairwise(gapless)
         if following != version + 1
     )
@@ -103,7 +103,7 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
     yield from _by_name(version, "input", earlier.inputs, later.inputs, of_input, may_vanish=restarted)
     if not restarted:
         for name in sorted(later.lost):
-            yield f"{version}, input {name!r}: records are passed over; only a claim may do that"
+            yield f"{version}, input {name!r}: records were skipped; only a claim may do that"
 
     def of_output(_name: str, old: Output, current: Output) -> Iterator[str]:
         # A recreated topic has new offsets.
@@ -115,23 +115,23 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
     yield from _by_name(version, "sink", earlier.sinks, later.sinks, _sink_differences, may_vanish=may_vanish)
     for name, old in sorted(earlier.side_tables.items()):
         if (new := later.side_tables.get(name)) is None:
-            yield f"{version} has no table of {name} records; the one before had"
+            yield f"{version} has no table of {name} records; the previous version had"
             continue
         added, most = new.total - old.total, old.waiting + new.rows
         if new.rows != added:
             yield f"{version}, {name} records: {new.rows} rows added; expected {added}, by the totals before and after"
         if not 0 <= new.waiting <= most:
-            expected = f"at most {most}, those from before and the new"
-            yield f"{version}, {name} records: {new.waiting} wait; expected {expected}"
+            expected = f"at most {most}, the earlier and the new ones"
+            yield f"{version}, {name} records: {new.waiting} are waiting; expected {expected}"
 
 
 def _out_of_order(earlier: Manifest, later: Manifest) -> Iterator[str]:
     if later.version != earlier.version + 1:
         yield f"follows v{earlier.version}"
     if later.time_ms <= earlier.time_ms:
-        yield f"was committed at {later.time_ms} ms; expected more than {earlier.time_ms}, that of the one before"
+        yield f"was committed at {later.time_ms} ms; expected a time after {earlier.time_ms}"
     if later.epoch < earlier.epoch:
-        yield f"has epoch {later.epoch}; expected {earlier.epoch}, that of the one before, or more"
+        yield f"has epoch {later.epoch}; expected at least {earlier.epoch}, as in the previous version"
 
 
 def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
@@ -147,10 +147,10 @@ def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
     for label, old, new in (
         ("has the clock", clock_ms, later.clock_ms),
         ("has the watermark", earlier.watermark_ms, later.watermark_ms),
-        ("says that rows fell due up to", was_due, due),
+        ("has rows due up to", was_due, due),
     ):
         if old is not None and (new is None or new < old):
-            yield f"{label} {new} ms; expected {old}, that of the one before, or more"
+            yield f"{label} {new} ms; expected at least {old}, as in the previous version"
 
 
 def _by_name(
@@ -160,7 +160,7 @@ def _by_name(
         if name in new:
             yield from (f"{at}, {kind} {name!r}: {fault}" for fault in compare(name, old[name], new[name]))
         elif not may_vanish:
-            yield f"{at} has no {kind} {name!r}; the one before had"
+            yield f"{at} has no {kind} {name!r}; the previous version had"
 
 
 def _input_differences(earlier: Input, later: Input, restarted: bool) -> Iterator[str]:
@@ -169,7 +169,7 @@ def _input_differences(earlier: Input, later: Input, restarted: bool) -> Iterato
     else:
         yield from _decreases("offset", earlier.offsets, later.offsets)
     if later.version < earlier.version:
-        yield f"version {later.version} of {later.upstream!r} is consumed; before it was {earlier.version}"
+        yield f"version {later.version} of {later.upstream!r} is consumed; previously {earlier.version}"
     yield from _decreases("number of records lost", earlier.lost, later.lost)
     if earlier.consumed and later.consumed:
         yield from _decreases("number of records consumed", earlier.consumed, later.consumed)
@@ -189,7 +189,7 @@ def _input_differences(earlier: Input, later: Input, restarted: bool) -> Iterato
 def _reset_differences(earlier: Input, later: Input, manifest: Manifest, new: Sequence[Reset]) -> Iterator[str]:
     is_recreated = manifest.traits.claims and bool(new[0].topic_id)
     if not (manifest.traits.sets_offsets or is_recreated) or len(new) > 1 or new[0].version != manifest.version:
-        yield "it is read on from elsewhere; only a reset may do that, and once"
+        yield "its offsets were changed; only a single reset may do that"
         return
     old_offsets = earlier.offsets + (0,) * (len(new[0].starts) - len(earlier.offsets))
     for side, actual, expected in (("from", new[0].starts, old_offsets), ("to", new[0].ends, later.offsets)):
@@ -203,7 +203,7 @@ def _losses(earlier: Input, later: Input, lost: Lost | None) -> Iterator[str]:
     """Yield what is missing or wrong in what a version says of the records that it passed over."""
     if lost is None:
         if later.upstream and earlier.lost != later.lost:
-            yield f"{sum(later.lost)} records are lost; before they were {sum(earlier.lost)}, and nothing says why"
+            yield f"{sum(later.lost)} records are lost, previously {sum(earlier.lost)}, for no given reason"
         return
     old_offsets = earlier.offsets + (0,) * (len(lost.starts) - len(earlier.offsets))
     for side, actual, expected in (
@@ -213,10 +213,10 @@ def _losses(earlier: Input, later: Input, lost: Lost | None) -> Iterator[str]:
         ("to version", lost.up_to, later.version),
     ):
         if actual != expected:
-            yield f"what is lost goes {side} {actual}; expected {expected}"
+            yield f"the lost records are {side} {actual}; expected {expected}"
     skipped = lost.rows or tuple(end - start for start, end in zip(lost.starts, lost.ends, strict=False))
     if (lost.rows or not later.upstream) and sum(later.lost) - sum(earlier.lost) != sum(skipped):
-        yield f"{sum(skipped)} are lost; expected {sum(later.lost) - sum(earlier.lost)}, by the counts before and after"
+        yield f"{sum(skipped)} records are lost; expected {sum(later.lost) - sum(earlier.lost)}, by the counts"
 
 
 def _output_differences(earlier: Output, later: Output) -> Iterator[str]:

@@ -58,8 +58,9 @@ def test_an_app_whose_topic_was_made_again_is_not_consistent_until_it_goes_on_wi
     former, now = made_again(app)
     (wrong,) = looked(app).differences
     assert wrong.check == "topics"
-    assert f"read another topic than is there now: topic 'flights' was deleted and made again: {'it was the one'}" in (
-        wrong.message
+    assert (
+        f"read another topic than the current one: topic 'flights' was deleted and made again: {'it was the one'}"
+        in (wrong.message)
     )
     assert all(each in wrong.message for each in (former, now))
     set_back(app, to_earliest=True)
@@ -67,7 +68,7 @@ def test_an_app_whose_topic_was_made_again_is_not_consistent_until_it_goes_on_wi
     # What was read before it cannot be read again, and that is said.
     at_then = looked(app, "flights@then")
     assert at_then.differences == ()
-    assert [note for note in at_then.not_reread if f"cannot be read once more: topic 'flights' {'was'}" in note]
+    assert [note for note in at_then.not_reread if f"cannot be read again: topic 'flights' {'was'}" in note]
 
 
 def test_a_topic_that_is_gone_is_a_difference_and_a_kafka_that_is_away_is_none(app: FlightsApp) -> None:
@@ -77,9 +78,9 @@ def test_a_topic_that_is_gone_is_a_difference_and_a_kafka_that_is_away_is_none(a
 
     away = looked(app, kafka=Away())
     assert away.differences == ()
-    assert away.not_reread[-1].startswith("whether topics are still those that were read was not looked at: no answer")
+    assert away.not_reread[-1].startswith("topics were not checked for being recreated: no answer")
     del app.kafka.topics["flights"]
-    assert "topic 'flights', which does not exist any more" in looked(app).differences[0].message
+    assert "topic 'flights', which no longer exists" in looked(app).differences[0].message
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 4])

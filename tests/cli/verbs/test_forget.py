@@ -123,7 +123,7 @@ def test_fields_are_named_where_only_the_program_knows_and_values_besides(app: F
     assert also.startswith("would forget 1 key in flights: ")
     for words, code, text in (
         (("--field", "aircraft"), 2, "is not TABLE=FIELD"),
-        (("--field", "aircraft=$.a["), 2, "is no field of a record"),
+        (("--field", "aircraft=$.a["), 2, "is not a field of a record"),
         (("--field", "aircraft=nowhere:tail"), 1, "nowhere"),
     ):
         for verb in (("forget", "flights"), ("verify", "flights", "--forgotten")):

@@ -20,7 +20,7 @@ from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import Request, cancel, find_snapshot, open_requests
 from slackwater.snapshot.gc.reachable import reachable
-from slackwater.snapshot.gc.retention import Known, Retention, StageKnown
+from slackwater.snapshot.gc.retention import AppState, Retention, StageState
 from slackwater.snapshot.query import log
 from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.snapshots import pin
@@ -291,11 +291,13 @@ def test_what_a_claim_says_of_its_loss_is_held_against_the_versions_around_it() 
         return " | ".join(each.message for each in found)
 
     assert "are lost; expected" in said(replace(head, lost={"even": replace(lost, rows=more)}))
-    assert "nothing says why" in said(replace(head, lost={}))
-    assert "what is lost goes from version" in said(replace(head, lost={"even": replace(lost, after=lost.after + 1)}))
-    assert "what is lost goes to offsets" in said(replace(head, lost={"even": replace(lost, ends=lost.starts)}))
+    assert "for no given reason" in said(replace(head, lost={}))
+    assert "the lost records are from version" in said(
+        replace(head, lost={"even": replace(lost, after=lost.after + 1)})
+    )
+    assert "the lost records are to offsets" in said(replace(head, lost={"even": replace(lost, ends=lost.starts)}))
     back = replace(at, lost=tuple(rows + 1 for rows in at.lost))
-    assert "stands on 'even' at counts" in said(replace(head, inputs=head.inputs | {"even": back}))
+    assert "is at counts" in said(replace(head, inputs=head.inputs | {"even": back}))
     assert "only a claim may do that" in said(replace(head, kind="batch"))
 
 
@@ -313,9 +315,9 @@ def test_a_clone_and_a_collection_know_of_the_gap() -> None:
 
     def held() -> int:
         """The first version of `legs` that a collection leaves, when it is to keep one version of each stage."""
-        known = {stage: StageKnown(1, head, head.version + 1) for stage, head in app.heads.items()}
+        known = {stage: StageState(1, head, head.version + 1) for stage, head in app.heads.items()}
         read = partial(history.read, app.store, app.name)
-        return reachable(Known(10**15, known), Retention(versions=1), read).first("legs")
+        return reachable(AppState(10**15, known), Retention(versions=1), read).first("legs")
 
     stood = app.heads["aircraft"].inputs["by-aircraft"]
     with pytest.raises(Refused, match=topic):

@@ -91,7 +91,7 @@ def test_why_an_object_of_an_archive_is_kept_or_not() -> None:
     kept = explain(store, APP, head.objects[0].object, DAY)
     assert (kept.kept, kept.reasons) == (
         True,
-        ("the input archive of orders has it: kept for as long as [retention] says (input)",),
+        ("the input archive of orders holds it, for as long as `input` under [retention] says",),
     )
     store.put(f"{PREFIX}01LITTER.parquet", b"litter")
     assert not explain(store, APP, "input/orders/01LITTER.parquet", DAY).kept

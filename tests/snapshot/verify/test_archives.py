@@ -60,7 +60,7 @@ def test_an_object_that_is_missing_or_cut_short_is_found_by_its_size(app: Flight
     [
         ({"rows": 9}, "has 12 records; expected 9"),
         ({"time_max_ms": 5_000}, "has records of other times"),
-        ({"extents": (Extent(0, 0, 10), Extent(1, 5, 6))}, "has records at [1]@6..7, which it does not say"),
+        ({"extents": (Extent(0, 0, 10), Extent(1, 5, 6))}, "has records at [1]@6..7, which its index lacks"),
         ({"checksum": "00"}, "expected checksum 00"),
     ],
 )

@@ -219,4 +219,4 @@ def test_verify_finds_a_page_index_that_is_not_that_of_the_rows(monkeypatch: pyt
     monkeypatch.setattr(writer, "_with_checksums", forged)
     written = put(store, hashes)
     found = [fault for checked in reread_sst(store, written, KEYED, ()) for fault in checked.wrong]
-    assert any("the page index of row group 0 has other hashes than its rows" in fault for fault in found)
+    assert any("the page index of row group 0 does not match the hashes of its rows" in fault for fault in found)

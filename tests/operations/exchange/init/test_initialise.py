@@ -119,7 +119,7 @@ def test_whatever_the_rows_are_the_table_has_them(
 REFUSALS: list[tuple[str, str]] = [
     (
         "SELECT NULL AS carrier, 1 AS flights, 0.5 AS delay",
-        r"rows without a key: 'carrier' is null in 1 of 1 that were looked at, such as .carrier=None, flights=1",
+        r"rows without a key: 'carrier' is null in 1 of 1 checked rows, such as .carrier=None, flights=1",
     ),
     (
         "SELECT 'C' || n % 7 AS carrier, n AS flights, 0.5 AS delay FROM range(10) r(n)",
@@ -128,15 +128,18 @@ REFUSALS: list[tuple[str, str]] = [
     ("SELECT 'A' AS carrier, 1 AS flights", "it has no column 'delay'"),
     (
         "SELECT 'A' AS carrier, 1 AS flights, 2 AS delays",
-        "no column 'delay' .the nearest is 'delays'.; its column 'delays'",
+        "no column 'delay' .the nearest is 'delays'.; the table has no column 'delays'",
     ),
-    ("SELECT 'A' AS carrier, 1 AS flights, 2 AS delay, 3 AS rest", "its column 'rest' is none of the table's"),
-    ("SELECT 7 AS carrier, 1 AS flights, 2 AS delay", "its column 'carrier' is int32, where the table has string"),
+    ("SELECT 'A' AS carrier, 1 AS flights, 2 AS delay, 3 AS rest", "the table has no column 'rest'"),
+    ("SELECT 7 AS carrier, 1 AS flights, 2 AS delay", "its column 'carrier' is int32, but the table has string"),
     (
         "SELECT 'A' AS carrier, '1' AS flights, 2 AS delay",
-        "its column 'flights' is .*string.*, where the table has int64",
+        "its column 'flights' is .*string.*, but the table has int64",
     ),
-    ("SELECT 'A' AS carrier, 1.5 AS flights, 2 AS delay", "column 'flights' of the query has a value that is no int64"),
+    (
+        "SELECT 'A' AS carrier, 1.5 AS flights, 2 AS delay",
+        "column 'flights' of the query has a value that is not a valid int64",
+    ),
     ("SELECT 'A' AS carrier, 1 AS flights, 2 AS delay WHERE false", "the query has no rows"),
     (
         "SELECT 'A' AS carrier, error('no such plane') AS flights, 2 AS delay",
