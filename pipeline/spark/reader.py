@@ -94,9 +94,9 @@ class TableReader(DataSourceReader):
                 raise NotFound(f"column of table {at.table!r}", requested.name, columns.names)
             if (kind := columns[requested.name].dataType) != requested.dataType:
                 raise Usage(
-                    f"column {requested.name!r} of table {at.table!r} is {kind.simpleString()}, and asked for as "
+                    f"column {requested.name!r} of table {at.table!r} is {kind.simpleString()}, not "
                     f"{requested.dataType.simpleString()}",
-                    hint="leave .schema(…) out to see what the table has",
+                    hint="omit .schema(…) to read the table's own types",
                 )
 
     def partitions(self) -> Sequence[InputPartition]:
