@@ -331,17 +331,17 @@ class Claimer:
 
         With `claiming`, the head is the draft of its claim, and upstream stages of this run are claimed already.
         """
-        positions: dict[str, Input | None] = {}
+        left_off: dict[str, Input | None] = {}
         if head is not None:
             check_inputs(self.app, stage, head)
         elif self.migration:
             # A stage inserted between two others starts where the readers of its channels stopped, so that no row is
             # read twice or lost.
             heads = heads_of(self.store, self.app.name, history.list_stages(self.store, self.app.name)).values()
-            positions = {name: left_at(heads, name, self.app.writer_of(name).name) for name in stage.channels}
+            left_off = {name: left_at(heads, name, self.app.writer_of(name).name) for name in stage.channels}
         return {
             name: StartPosition(self._check_position(at))
-            if (at := positions.get(name))
+            if (at := left_off.get(name))
             else self._start(stage, source, head, claiming)
             for name, source in stage.inputs.items()
         }

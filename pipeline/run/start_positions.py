@@ -80,35 +80,33 @@ class StartFinder:
             unseen = f"{missing}, gone from Kafka" if missing else ""
             first = Input(topic, tuple(map(max, at, earliest)), topic_id=topic_id)
             return StartPosition(first, unseen=unseen, ends=ends)
-        position = self.head.inputs[name]
-        if why := why_another(topic, position.topic_id, position.offsets, now) or self._reason_if_younger(
-            topic, position, now
-        ):
+        source = self.head.inputs[name]
+        if why := why_another(topic, source.topic_id, source.offsets, now) or self._why_younger(topic, source, now):
             self._refuse_another(why, another_users_topic(self.app, topic))
-            reset = Reset(self.head.version, position.offsets, earliest, position.topic_id or NOT_KNOWN)
+            reset = Reset(self.head.version, source.offsets, earliest, source.topic_id or NOT_KNOWN)
             # How many records of the former topic are lost is unknown.
             restarted = replace(
-                position, offsets=earliest, rows=0, lost=(), topic_id=topic_id, resets=(*position.resets, reset)
+                source, offsets=earliest, rows=0, lost=(), topic_id=topic_id, resets=(*source.resets, reset)
             )
             return StartPosition(restarted, ends=ends, another=why)
-        position = replace(position, topic_id=merged(position.topic_id, topic_id))
+        source = replace(source, topic_id=merged(source.topic_id, topic_id))
         at = self._check_within(
-            topic, position.offsets, ends, "restore it, or start afresh under another app name (--app NAME)"
+            topic, source.offsets, ends, "restore it, or start afresh under another app name (--app NAME)"
         )
         offsets = tuple(map(max, at, earliest))
         if offsets == at:
-            return StartPosition(replace(position, offsets=at), ends=ends)
+            return StartPosition(replace(source, offsets=at), ends=ends)
         gone = windows(topic, at, earliest)
         self._refuse(
             f"would continue at offsets that are gone from Kafka: {', '.join(gone)}",
             "restore the topic with these records, or continue without them: --accept-loss. "
             "A longer retention of the topic prevents this",
         )
-        lost_before = position.lost + (0,) * (len(at) - len(position.lost))
+        lost_before = source.lost + (0,) * (len(at) - len(source.lost))
         total = tuple(loss + until - start for loss, start, until in zip(lost_before, at, offsets, strict=True))
-        return StartPosition(replace(position, offsets=offsets, lost=total), Lost(topic, at, offsets), ends=ends)
+        return StartPosition(replace(source, offsets=offsets, lost=total), Lost(topic, at, offsets), ends=ends)
 
-    def _reason_if_younger(self, topic: str, position: Input, now: TopicState) -> str:
+    def _why_younger(self, topic: str, source: Input, now: TopicState) -> str:
         """Return why a topic without a known id must be a re-created one, by its records' times; else empty."""
         if is_known(now.id) or self.since is None or self.head is None:
             return ""
@@ -116,9 +114,9 @@ class StartFinder:
         if self.claiming:
             head = history.read(self.store, self.app, self.stage, head.version - 1)
         since_read, since_now = (self.since(topic, at_ms) for at_ms in (head.time_ms + 1, instants.now_ms()))
-        if not is_younger(position.offsets, now, since_read, since_now):
+        if not is_younger(source.offsets, now, since_read, since_now):
             return ""
-        why = described(topic, position.topic_id, position.offsets, now)
+        why = described(topic, source.topic_id, source.offsets, now)
         return (
             f"{why}, none of them from before {instants.iso(head.time_ms, 'milliseconds')}, when the stage last read it"
         )
@@ -144,26 +142,24 @@ class StartFinder:
         earliest, ends, topic_id = now
         if self.head is None:
             return self._start_of_new(name, topic, upstream, now)
-        position = self.head.inputs[name]
-        if why := why_another(topic, position.topic_id, position.offsets, now):
+        source = self.head.inputs[name]
+        if why := why_another(topic, source.topic_id, source.offsets, now):
             self._refuse_another(why, another_channel(self.app))
-            return self._start_on_recreated(name, position, topic_id, why)
-        position = replace(position, topic_id=merged(position.topic_id, topic_id))
+            return self._start_on_recreated(name, source, topic_id, why)
+        source = replace(source, topic_id=merged(source.topic_id, topic_id))
         # Garbage collection may have removed versions that a retired stage has not read.
-        first = history.first_version(self.store, self.app, position.upstream) if self.head.retired else 0
-        if position.version + 1 < first:
+        first = history.first_version(self.store, self.app, source.upstream) if self.head.retired else 0
+        if source.version + 1 < first:
             raise Refused(
-                f"stage {self.stage!r} was retired after reading {position.upstream} up to v{position.version}, but "
-                f"the history of {position.upstream} now begins at v{first} (slackwater gc): it cannot continue",
+                f"stage {self.stage!r} was retired after reading {source.upstream} up to v{source.version}, but "
+                f"the history of {source.upstream} now begins at v{first} (slackwater gc): it cannot continue",
                 hint="give the stage a new name to start afresh",
             )
         way_out = "restore it, or clone the app from a snapshot: a clone has topics of its own"
-        position = replace(position, offsets=self._check_within(topic, position.offsets, ends, way_out))
-        if all(map(int.__ge__, position.offsets, earliest)):
-            return StartPosition(position)
-        return self._start_after_gap(name, position, earliest, "continue at offsets that are") or StartPosition(
-            position
-        )
+        source = replace(source, offsets=self._check_within(topic, source.offsets, ends, way_out))
+        if all(map(int.__ge__, source.offsets, earliest)):
+            return StartPosition(source)
+        return self._start_after_gap(name, source, earliest, "continue at offsets that are") or StartPosition(source)
 
     def _start_of_new(self, name: str, topic: str, upstream: str, now: TopicState) -> StartPosition:
         """Return the start of a stage that has not read the channel yet: the beginning of the channel."""
@@ -273,9 +269,7 @@ def start_at(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosi
                 for name, start in starts.items()
                 if start.lost is not None and request.id in start.broken
             )
-            why = (
-                f"stage {draft.stage!r} continued without {lost}, where the snapshot's marker or in-flight records were"
-            )
+            why = f"stage {draft.stage!r} continued without {lost}, where its marker or in-flight records were"
             _log.warning("snapshot %s of %s was dropped: %s", request.name, draft.app, why)
             audit_log.record(store, draft.app, "snapshot failed", f"{request.name}: {why}", by)
             stored.cancel(store, draft.app, request)
