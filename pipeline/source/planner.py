@@ -26,7 +26,7 @@ _STORE_POLL_MIN_S = 0.02
 _STORE_POLL_MAX_S = 0.5
 _STORE_POLL_IDLE_S = 2.0
 _IDLE_SHARE = 1 / 30
-"""Polling interval after a long silence, at most, as a share of the silence."""
+"""Maximum polling interval after a long silence, as a share of the silence."""
 
 
 @dataclass(slots=True)

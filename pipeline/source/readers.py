@@ -85,7 +85,7 @@ class _SourceReader(DataSourceStreamReader):
     def latestOffset(  # noqa: N802  Spark's name
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
-        """Return the end of the batch that starts at `start`; before Spark 4.2, where the last batch ended."""
+        """Return the end of the batch that starts at `start`, or at the last end: Spark before 4.2 gives no start."""
         at = Position.of(start or self._reached)
         if at.input != self._options.input:
             raise AssertionError(f"Spark hands {self._options.input!r} an offset of {at.input!r}")

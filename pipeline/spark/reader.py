@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _MOST = 10_000
-"""Maximum number of keys to look up; for more, the table is read."""
+"""Maximum number of keys to look up; for more keys, the whole table is read."""
 
 
 def keys_in(table: Table, filters: Iterable[Filter]) -> pa.Table | None:
