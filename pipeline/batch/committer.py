@@ -144,7 +144,9 @@ class Committer:
                 raise self._failure
             if self._closed:
                 name = f"{change.manifest.app}/{change.manifest.stage}"
-                raise Refused(f"stage {name} was stopped before its last batch; it is read again by the next run")
+                raise Refused(
+                    f"stage {name} was stopped before its last batch was committed; the next run repeats the batch"
+                )
             # `in_order` may be set during the wait: versions submitted earlier still come first.
             if self._unflushed or not self.in_order:
                 self._unflushed.append((change, time.monotonic() - change.started))
@@ -261,9 +263,9 @@ class Committer:
             change = self._add_promoted_sinks(change, head)
         if head.forgotten != change.base.forgotten and change.added:
             raise ForgottenMeanwhile(
-                f"keys of {head.app}/{head.stage} were forgotten at v{head.version} while a batch of it was under way",
+                f"keys of {head.app}/{head.stage} were forgotten at v{head.version}, during a batch of this run",
                 version=head.version,
-                hint="start this one again: the batch is computed once more",
+                hint="run it again: the batch is computed again",
             )
         moved = replace(change, base=head)
         # The same version: since then, at most the head's stats were updated.
@@ -283,9 +285,9 @@ class Committer:
             change.added or any(rows_in) or any(rows_out)
         ) and manifest.traits.reads_records:  # other kinds send no rows
             raise PromotedMeanwhile(
-                f"stage {head.app}/{head.stage} was promoted at v{head.version} while a batch of it was under way",
+                f"stage {head.app}/{head.stage} was promoted at v{head.version}, during a batch of this run",
                 version=head.version,
-                hint="start this one again: the batch is computed once more",
+                hint="run it again: the batch is computed again",
             )
         promoted = {"sinks": head.sinks, "silent": head.silent, "promotion": head.promotion}
         return replace(change, manifest=structs.replace(manifest, **promoted))

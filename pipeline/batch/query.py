@@ -76,12 +76,8 @@ def start(
     used = optimised_paths(rows)
     columns, shares = needed_columns(used), needed_shares(used) if len(used) == len(streams) else {}
     ids = {name: first_column(plan_of(stream)) for name, stream in streams.items()}
-    config.planners.need(
-        stage.name, {name: columns[column_id] for name, column_id in ids.items() if column_id in columns}
-    )
-    config.planners.choose(
-        stage.name, {name: shares[column_id] for name, column_id in ids.items() if column_id in shares}
-    )
+    config.planners.need(stage.name, {name: columns[id_] for name, id_ in ids.items() if id_ in columns})
+    config.planners.choose(stage.name, {name: shares[id_] for name, id_ in ids.items() if id_ in shares})
     with with_settings(spark, PLANNED_AT_ONCE):
         return (
             # A session may run several apps, and query names have to be unique.

@@ -125,8 +125,8 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
             shape = replace(shape, timed=timed, late_by=late_by)
             if shape.due_by == "watermark" and not timed:
                 raise Refused(
-                    f"stage {stage.name!r} has rows that fall due and no watermark that would pass their time",
-                    hint='say withWatermark where the topic is read; or update(..., due_by="clock")',
+                    f"stage {stage.name!r} has rows that fall due at the watermark, but no watermark",
+                    hint='call withWatermark where the topic is read, or use update(..., due_by="clock")',
                 )
             shape = _with_late(stage, shape, applied)
             result[stage.name] = replace(shape, lineage=_lineage(stage, shape, applied, streams))
@@ -163,13 +163,13 @@ def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
     if not shape.late_by:
         lacks = "a window (F.window) in the key of a table" if shape.timed else "a watermark (withWatermark)"
         raise Refused(
-            f"stage {stage.name!r} says where late rows go, and has not {lacks}: no row is ever late",
-            hint="leave late= out of its event_time(...)",
+            f"stage {stage.name!r} has an output for late rows, but lacks {lacks}: no row can be late",
+            hint="remove late= from its event_time(...)",
         )
     if len(applied.frames) > 1:
         raise Refused(
-            f"stage {stage.name!r} says where late rows go, and returns {len(applied.frames)} DataFrames",
-            hint="return their union, or leave late= out of its event_time(...)",
+            f"stage {stage.name!r} has an output for late rows, but returns {len(applied.frames)} DataFrames",
+            hint="return their union, or remove late= from its event_time(...)",
         )
     rows = applied.frames[0].schema
     _check_output(stage.late, arrow_of(rows))
@@ -229,7 +229,7 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     if stage.state is None:
         if apart and not each_output(stage, rows):
             raise Refused(
-                f"stage {stage.name!r} returned {len(rows)} DataFrames, and has no state to bring them together",
+                f"stage {stage.name!r} returned {len(rows)} DataFrames, but has no state to combine them",
                 hint="return their union: a.unionByName(b, allowMissingColumns=True)",
             )
         for output, schema in zip(stage.writes, apart or arrow * len(stage.writes), strict=True):
@@ -256,7 +256,7 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     keys.check_columns(f"stage {stage.name!r}", [*key, *bound.values.names])
     if stage.table.ttl is not None and state.no_ttl[0]:
         why, instead = state.no_ttl
-        raise Refused(f"stage {stage.name!r} has a ttl, and {why}", hint=f"leave ttl= out of its table(...): {instead}")
+        raise Refused(f"stage {stage.name!r} has a ttl, but {why}", hint=f"remove ttl= from its table(...): {instead}")
     check_ttl(stage.name, stage.table.ttl, bound.values)
     table = Table(
         key=tuple(Column(name, from_arrow(arrow[0].field(name).type)) for name in key),
@@ -279,14 +279,14 @@ def _state(stage: Stage, state: Kind, key: Sequence[str], rows: Sequence[StructT
         return state
     session, problem = sessions[0], f"stage {stage.name!r} has the session window {sessions[0]!r} in its key"
     if len(sessions) > 1:
-        raise Refused(f"{problem}, and {sessions[1]!r}", hint="leave one of them out")
+        raise Refused(f"{problem}, and also {sessions[1]!r}", hint="remove one of them")
     if len(key) == 1:
-        raise Refused(f"{problem}, and nothing else", hint="add what the sessions are of, such as a user")
+        raise Refused(f"{problem}, and no other column", hint="add the column that sessions belong to, such as a user")
     if (by_session := state.by_session(session)) is None:
         raise Refused(
-            f"{problem}, and does not emit sessions when they have ended: nobody could take back one that was emitted "
-            "before, when it becomes part of another",
-            hint='say writes=... and event_time=slackwater.event_time(emits="final"); a later stage keeps what it gets',
+            f"{problem}, but emits sessions before they have ended. An emitted session could not be withdrawn when it "
+            "merges with another one",
+            hint='use writes=... and event_time=slackwater.event_time(emits="final"); a later stage can store sessions',
         )
     return by_session
 
@@ -310,9 +310,9 @@ def _emitted(stage: Stage, bound: Bound) -> dict[str, StructType]:
     """Return the schema of each output of the state. Raises `Refused` unless there is one for all or one each."""
     if len(bound.emits) > 1 and len(bound.emits) != len(stage.emits_to):
         raise Refused(
-            f"stage {stage.name!r}: its state emits rows for {len(bound.emits)} outputs, and it writes "
+            f"stage {stage.name!r}: its state emits rows for {len(bound.emits)} outputs, but writes= has "
             f"{len(stage.emits_to)}",
-            hint="emits= has one for each of writes=, in that order, or one for all of them",
+            hint="give emits= one schema for each of writes=, in that order, or one for all",
         )
     schemas = bound.emits if len(bound.emits) > 1 else bound.emits * len(stage.emits_to)
     emitted = list(zip(stage.emits_to, schemas, strict=True))
@@ -328,7 +328,7 @@ def _check_same_types(stage: Stage, key: tuple[str, ...], rows: Mapping[str, pa.
         if len(set(types.values())) > 1:
             shown = ", ".join(f"{kind} in {name!r}" for name, kind in types.items())
             raise Usage(
-                f"stage {stage.name!r}: key column {column!r} is {shown}; rows of one key would not come together",
+                f"stage {stage.name!r}: key column {column!r} is {shown}: rows of the same key would not meet",
                 hint=f"cast it to one type where {column!r} is written",
             )
 

@@ -40,8 +40,8 @@ def arrive(
                 earlier = spans.get(channel, Span(span.after, span.after))
                 if earlier.up_to != span.after:
                     raise Corruption(
-                        f"channel {channel!r} was captured up to version {earlier.up_to}, and goes on after "
-                        f"{span.after}",
+                        f"channel {channel!r} was captured up to version {earlier.up_to}, but the next batch begins "
+                        f"after {span.after}",
                         object_key=channel,
                     )
                 spans[channel] = Span(earlier.after, span.up_to)

@@ -113,8 +113,8 @@ def check_sizes(
         )
         if not target.rejects:
             raise BadRecord(
-                f"{unsent[0].why}; nothing was committed: raise what the topic takes, up to {_MOST_PUBLISHED:,}, or "
-                'have such records set aside by sink(..., on_error="reject")'
+                f"{unsent[0].why}; nothing was committed: raise the topic's max.message.bytes, up to "
+                f'{_MOST_PUBLISHED:,}, or set such records aside with sink(..., on_error="reject")'
             )
     return records.filter(pa.array(sizes <= limit)), tuple(unsent)
 
@@ -194,9 +194,9 @@ class Task(ABC):
         shown = ", ".join(f"{name}={repr(value)[:200]}" for name, value in key.items())
         kind = "repartition topic" if target.encoding is None and target.key else "sink"
         return BadRecord(
-            f"{kind} {target.name!r} at v{self.version}: the row{' with ' if shown else ''}{shown} takes "
-            f"{error.size:,} bytes, and a message between stages has {MOST_RECORD:,} at most: leave such rows out in "
-            "the function, or hand on a part of them"
+            f"{kind} {target.name!r} at v{self.version}: the row{' with ' if shown else ''}{shown} has "
+            f"{error.size:,} bytes, but a message between stages has at most {MOST_RECORD:,}: drop such rows in the "
+            "function, or send only some of their columns"
         )
 
 

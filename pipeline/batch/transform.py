@@ -76,8 +76,8 @@ def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
     for frame in frames:
         if not frame.isStreaming:
             raise Refused(
-                f"stage {stage.name!r} returned a DataFrame that does not come from its stream",
-                hint="build what it returns from the DataFrame it is given",
+                f"stage {stage.name!r} returned a DataFrame that is not derived from its input stream",
+                hint="derive the result from the function's argument",
             )
         _refuse_state(stage, plan_of(frame))
     sources = _sources(stage, inputs, frames)
@@ -110,8 +110,8 @@ def _check_frames(stage: Stage, frames: tuple[object, ...]) -> None:
     outputs = ", ".join(repr(output.name) for output in stage.writes)
     if stage.state is None and len(stage.writes) > 1:
         raise Refused(
-            f"stage {stage.name!r} returned {len(frames)} DataFrames; expected one, whose rows go to each of its "
-            f"outputs, or one for each of these: {outputs}",
+            f"stage {stage.name!r} returned {len(frames)} DataFrames; expected one, whose rows go to each "
+            f"output, or one for each of these outputs: {outputs}",
             hint="return a tuple in the order of writes=",
         )
     if len(frames) != len(stage.reads):
@@ -129,14 +129,14 @@ def _refuse_state(stage: Stage, plan: Any) -> None:
             continue
         if (name := kind(node)) in _STATEFUL:
             raise Refused(
-                f"stage {stage.name!r} uses a streaming {name}, whose state no snapshot would see",
-                hint=f"say it as state=slackwater.{_STATEFUL[name]} on the stage, or do it on the rows of one event",
+                f"stage {stage.name!r} uses a streaming {name}: snapshots cannot include Spark's own state",
+                hint=f"declare state=slackwater.{_STATEFUL[name]} on the stage, or compute it from each record alone",
             )
         if name != "Union" and sum(child.isStreaming() for child in children(node)) > 1:
             raise Refused(
-                f"stage {stage.name!r} uses a {name} of two streams, whose state no snapshot would see",
-                hint="return the DataFrames as a tuple, one for each input: state=slackwater.join(...) joins them by "
-                "key and time, and the function of state=slackwater.update(...) gets the rows of each",
+                f"stage {stage.name!r} uses a {name} of two streams: snapshots cannot include Spark's own state",
+                hint="return the DataFrames as a tuple, one for each input. state=slackwater.join(...) joins them by "
+                "key and time; the function of state=slackwater.update(...) gets the rows of each",
             )
 
 
@@ -149,8 +149,8 @@ def _sources(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFr
     for name in inputs:
         if name not in names_used:
             raise Refused(
-                f"stage {stage.name!r} reads {name!r}, but nothing it returns comes from there",
-                hint="leave the input out of reads=, or use it",
+                f"stage {stage.name!r} reads {name!r}, but does not use it in what it returns",
+                hint="remove the input from reads=, or use it",
             )
     # A stream shared by several outputs is read once. A stream that one output uses twice would be read twice.
     twice = [
@@ -159,8 +159,8 @@ def _sources(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFr
     if twice:
         raise Refused(
             f"stage {stage.name!r} uses its {'stream' if len(inputs) == 1 else 'streams'} {len(twice[0])} times; "
-            "each use would read all of its input again",
-            hint="write it as one pass: a union of selects becomes one select with explode(array(...))",
+            "each use would read the whole input again",
+            hint="use it once: replace a union of selects by one select with explode(array(...))",
         )
     return tuple(name for name in names_used if name is not None)
 
@@ -199,18 +199,18 @@ def _declared(stage: str, plan: Any, schema: StructType) -> DeclaredWatermark | 
     for node in nodes(plan):
         if kind(node) == "Union" and any(kind(below) == _WATERMARK for below in nodes(node)):
             raise Refused(
-                f"stage {stage!r} unites DataFrames that have watermarks of their own, whose rows nobody could tell "
-                "apart any more",
-                hint="say withWatermark of the union; or return a tuple of the DataFrames, for state=update(...)",
+                f"stage {stage!r} makes a union of DataFrames with watermarks of their own: their rows could not "
+                "be told apart",
+                hint="call withWatermark on the union; or return a tuple of the DataFrames, for state=update(...)",
             )
     if len(watermarks) > 1:
-        problem = f"stage {stage!r} says withWatermark {len(watermarks)} times of the same rows"
-        raise Refused(problem, hint="leave all but one out")
+        problem = f"stage {stage!r} calls withWatermark {len(watermarks)} times on the same rows"
+        raise Refused(problem, hint="remove all calls but one")
     for field in schema:
         if _DELAY in field.metadata and field.dataType.typeName() in ("timestamp", "timestamp_ntz"):
             return DeclaredWatermark(field.name, int(field.metadata[_DELAY]))
     column = watermarks[0].eventTime().name()
     raise Refused(
-        f"stage {stage!r} has a watermark on column {column!r}, which the rows that it returns do not have",
-        hint=f"select {column!r} too: the watermark follows from the rows that the function returns",
+        f"stage {stage!r} has a watermark on column {column!r}, which its returned rows do not have",
+        hint=f"select {column!r} too: the watermark is computed from the returned rows",
     )

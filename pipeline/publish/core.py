@@ -158,9 +158,9 @@ class Publisher:
         if rows != share.place.rows:
             raise Corruption(
                 f"the internal topic of {self._name} has {rows:,} rows up to offset {share.end}; the manifests up to "
-                f"v{share.place.version} say {share.place.rows:,}",
+                f"v{share.place.version} have {share.place.rows:,}",
                 object_key=self._name,
-                hint="was it written to by something else, or were records deleted from it?",
+                hint="check if another program wrote to it, or if records were deleted",
             )
         self._commit(share.place)
         return True

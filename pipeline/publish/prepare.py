@@ -53,13 +53,13 @@ def check_targets(
     for topic, stage in targets.items():
         if topic not in partition_counts:
             visible = [name for name in partition_counts if not name.startswith("__")]
-            hint = f"stage {stage!r} has a sink that publishes there: make it"
+            hint = f"stage {stage!r} has a sink that publishes there: create the topic"
             raise NotFound("Kafka topic", topic, visible, hint=hint)
         if topic in read:
             raise Refused(
-                f"app {app.name!r} reads the topic {topic!r}, and its sink publishes there: records would go round for "
+                f"app {app.name!r} reads the topic {topic!r}, and its sink publishes there: records would loop for "
                 "ever",
-                hint="let the sink publish to another topic",
+                hint="publish to another topic",
             )
         if refused := kafka.not_writable(topic):
             raise refused
@@ -107,10 +107,10 @@ def claimed(
                 sinks[name] = same
         elif not accept_loss and (unpublished := published.behind(sink, published.newest(store, draft, name))):
             raise Refused(
-                f"stage {draft.stage!r} no longer has the sink {name!r}, and not all of its rows are published yet: "
-                f"{unpublished:,} to go",
-                hint="run the program that has it until `slackwater status` shows that all is published, or give "
-                "these rows up by --accept-loss",
+                f"stage {draft.stage!r} no longer has the sink {name!r}, but {unpublished:,} of its rows are not "
+                "published yet",
+                hint="run the program with the sink until `slackwater status` shows that all is published, or "
+                "drop these rows: --accept-loss",
             )
     for name in declared.keys() - sinks.keys():
         topic = internal_topic(draft.app, stage.name, name)
@@ -141,7 +141,7 @@ def _same(kafka: Kafka, stage: str, name: str, sink: Sink, accept_loss: bool) ->
     if why := why_another(sink.topic, sink.topic_id, (sink.end,), now):
         if not accept_loss:
             raise AnotherTopic(f"sink {name!r} of stage {stage!r} cannot go on: {why}", hint=another_internal())
-        _log.warning("sink %r of stage %r begins anew, without what was not published yet: %s", name, stage, why)
+        _log.warning("sink %r of stage %r starts over, without rows not published yet: %s", name, stage, why)
         return None
     return replace(sink, topic_id=merged(sink.topic_id, now.id))
 
@@ -149,6 +149,6 @@ def _same(kafka: Kafka, stage: str, name: str, sink: Sink, accept_loss: bool) ->
 def another_internal() -> str:
     """Return the hint for an internal topic that was deleted and created again."""
     return (
-        "rows that were committed and not published yet went with it: run the app with --accept-loss, which goes on "
-        "with what comes from then on"
+        "rows committed but not published yet were lost with it: run the app with --accept-loss, which continues with "
+        "new rows"
     )

@@ -116,7 +116,7 @@ class SinkThread(threading.Thread):
                 except Overtaken:
                     # The broker also aborts transactions that are open for too long: then the stage is still ours.
                     self._book.check_epoch()
-                    _log.warning("%s: its transaction was given up, and is made again", self._book.title)
+                    _log.warning("%s: its transaction was aborted, and is repeated", self._book.title)
                 except Broken as error:
                     if error.error is not None:
                         _log.warning("%s", error.error.message)
@@ -159,12 +159,12 @@ class SinkThread(threading.Thread):
             if not self._accept_loss:
                 raise Gone(
                     f"{self._book.title} cannot go on: {error.message}, and were not published",
-                    hint="they were committed, and only Kafka had them; go on without them by --accept-loss",
+                    hint="they were committed, but only Kafka had them; to continue without them: --accept-loss",
                 ) from error
         # Abort the transaction that was begun.
         self._publisher.open()
         lost = self._publisher.pass_over()
-        _log.warning("%s goes on without %s rows that are gone from Kafka", self._book.title, f"{lost:,}")
+        _log.warning("%s continues without %s rows that are gone from Kafka", self._book.title, f"{lost:,}")
         return True
 
     def _wait(self, seconds: float) -> None:

@@ -135,10 +135,10 @@ class ToTopic:
         if stored is not None and stored.rows < sink.sent:
             if not self.accept_loss:
                 raise Refused(
-                    f"Kafka has forgotten how far {self.book.title} was published: by the store at least up to "
-                    f"v{stored.version}, and nobody knows whether the versions behind it were",
-                    hint="it forgets offsets after offsets.retention.minutes without a commit. --accept-loss goes on "
-                    "with what comes from now on; the rows in between are in the internal topic until then",
+                    f"Kafka no longer has the position of {self.book.title}: by the store, it was published at "
+                    f"least up to v{stored.version}; newer versions may or may not be",
+                    hint="Kafka deletes offsets after offsets.retention.minutes without a commit. --accept-loss "
+                    "continues with new rows; the rows in between are in the internal topic until then",
                 )
             begin = Place(self.book.claimed.version, sink.end, sink.sent)
         self.transactions.begin()

@@ -49,7 +49,9 @@ def migrate_command(app: App) -> str:
 def _keep(app: App, changed: Iterable[str] = ()) -> str:
     """Return a hint: the command that migrates the stored state to the program, and the changes it would make."""
     done = "; ".join(changed)
-    return f"keep what is stored: {migrate_command(app)} (--dry-run only looks){f' would do: {done}' if done else ''}"
+    return (
+        f"migrate the stored state: {migrate_command(app)} (preview: --dry-run){f' would do: {done}' if done else ''}"
+    )
 
 
 def agreed(app: App, stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
@@ -102,7 +104,7 @@ def check_declared(app: App, stage: Stage, stored: Table | None, *, with_spark: 
         raise Refused(
             f"stage {stage.name!r}: its key columns are ({', '.join(key)}), but the stored state has "
             f"({', '.join((*names, *sessions))})",
-            hint=f"another key is another table: {ANOTHER_STAGE}; where only names changed, {_keep(app)}",
+            hint=f"a new key needs a new table: {ANOTHER_STAGE}; if only names changed, {_keep(app)}",
         )
     if stored.state != table.state:
         now = kind_of(table.state)
@@ -118,8 +120,8 @@ def check_made_here(app: str, stage: str, stored: Table | None) -> None:
     """Refuse a stage whose rows no slackwater program computes. Raises `Refused`."""
     if stored is not None and (elsewhere := kind_of(stored.state).elsewhere):
         raise Refused(
-            f"stage {app}/{stage} is {elsewhere}: no program goes on with it",
-            hint=f"slackwater adopt CHECKPOINT PROGRAM --stage {stage} makes it a stage of a program",
+            f"stage {app}/{stage} is {elsewhere}: no program can continue it",
+            hint=f"to make it a stage of a program: slackwater adopt CHECKPOINT PROGRAM --stage {stage}",
         )
 
 
@@ -136,14 +138,15 @@ def check_inputs(app: App, stage: Stage, head: Manifest) -> None:
         rename = f"{migrate_command(app)} --rename-stage {old_writer}={writer}"
         if old_writer and writer:
             raise Refused(
-                f"stage {stage.name!r}: its input {name!r} is written by {writer!r} now, and was by {old_writer!r}",
-                hint=f"where that is the same stage under another name: {rename}",
+                f"stage {stage.name!r}: its input {name!r} is now written by {writer!r}; it was written by "
+                f"{old_writer!r} before",
+                hint=f"if that is the same stage under a new name: {rename}",
             )
         ours = f"written by its stage {old_writer or writer!r}"
         now, previous = ("a topic from outside the app", ours) if old_writer else (ours, "a topic from outside the app")
         raise Refused(
-            f"stage {stage.name!r}: its input {name!r} is {now} now, and was {previous}",
-            hint="give the topic, or the repartition topic, another name: then it is another input, read from its "
+            f"stage {stage.name!r}: its input {name!r} is now {now}; it was {previous} before",
+            hint="give the topic, or the repartition topic, a new name: then it is a new input, read from its "
             "beginning",
         )
 
@@ -215,9 +218,9 @@ class Claimer:
         agreed(self.app, stage, shape.table, head)
         if shape.late_by and head is not None and head.ssts and head.event_time is None:
             _log.warning(
-                "stage %s/%s knew no event time, and closes windows now: rows whose window had ended before the "
-                "watermark are left out of its table from here on; event_time(late=...) says where they go, and with "
-                "late='keep' all of them count, as until now",
+                "stage %s/%s has event time from now on: rows whose window ended before the watermark are no longer "
+                "added to its table. event_time(late=...) can send them to an output, or keep adding them, as before, "
+                "with late='keep'",
                 self.app.name,
                 stage.name,
             )
@@ -230,8 +233,8 @@ class Claimer:
         Start positions are computed again: records may have expired since the check, while Spark started.
         """
         if (retired := bring_back(self.store, self.app.name, stage.name, by=self.by)) is not None:
-            how = "begins anew, as the app was rewound" if retired.not_begun else "goes on where it stopped"
-            _log.warning("stage %s/%s was retired and is back: it %s", self.app.name, stage.name, how)
+            how = "starts empty, because the app was rewound" if retired.not_begun else "continues where it stopped"
+            _log.warning("stage %s/%s is no longer retired: it %s", self.app.name, stage.name, how)
         silent = {sink.name: sink.kind for sink in stage.sinks if sink not in sinks.written(stage, self.publishes)}
 
         def requires(head: Manifest) -> bool:
@@ -240,8 +243,8 @@ class Claimer:
             if newest is not None and newest.number > self.promotion:
                 gives = "its name back" if newest.to == newest.name else f"the name {newest.name}"
                 raise Refused(
-                    f"a promotion that gives app {newest.to!r} {gives} went on while this run started",
-                    hint="run it again: it goes on from there",
+                    f"a promotion gave app {newest.to!r} {gives} while this run started",
+                    hint="run it again: it continues from there",
                 )
             return True
 
@@ -328,17 +331,17 @@ class Claimer:
 
         With `claiming`, the head is the draft of its claim, and upstream stages of this run are claimed already.
         """
-        positions: dict[str, Input | None] = {}
+        left_off: dict[str, Input | None] = {}
         if head is not None:
             check_inputs(self.app, stage, head)
         elif self.migration:
             # A stage inserted between two others starts where the readers of its channels stopped, so that no row is
             # read twice or lost.
             heads = heads_of(self.store, self.app.name, history.list_stages(self.store, self.app.name)).values()
-            positions = {name: left_at(heads, name, self.app.writer_of(name).name) for name in stage.channels}
+            left_off = {name: left_at(heads, name, self.app.writer_of(name).name) for name in stage.channels}
         return {
             name: StartPosition(self._check_position(at))
-            if (at := positions.get(name))
+            if (at := left_off.get(name))
             else self._start(stage, source, head, claiming)
             for name, source in stage.inputs.items()
         }
@@ -348,8 +351,8 @@ class Claimer:
         first = history.first_version(self.store, self.app.name, position.upstream) if position.upstream else 0
         if position.version + 1 < first:
             raise Refused(
-                f"{position.topic} was left at v{position.version} of {position.upstream}, whose history begins at "
-                f"v{first} by now (slackwater gc): what was sent in between is gone",
+                f"{position.topic} was last read at v{position.version} of {position.upstream}, whose history now "
+                f"begins at v{first} (slackwater gc): rows sent in between are gone",
                 hint="give the repartition topic a new name: then it is read from its beginning",
             )
         return position
@@ -413,7 +416,8 @@ def check_program(store: ObjectStore, app: App, heads: Iterable[Manifest]) -> No
         replaced = former.program.checksum if former is not None and former.program is not None else ""
         if replaced == program.checksum and head.program is not None and head.program.checksum != replaced:
             raise Refused(
-                f"{program.path} is the program that {name} had before {app.name} was promoted over it; now it has "
-                f"{head.program.path}",
-                hint=f"run that one; or this one beside it, silent: slackwater run {program.path} --app {name}~1",
+                f"{program.path} is the program that {name} had before {app.name} was promoted over it; its program is "
+                f"now {head.program.path}",
+                hint="run that program; or run the former app, without publishing: "
+                f"slackwater run {program.path} --app {name}~1",
             )

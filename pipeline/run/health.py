@@ -127,26 +127,26 @@ class Health(Listener):
         """Return why this runner may not write now, as sentences; empty if it owns its stages and runs batches."""
         with self._lock:
             if not self._stages:
-                return (f"no batches run: {self._doing}",)
+                return (f"no batches are running: {self._doing}",)
             since_s = self.clock() - self._checked_s
-            return () if since_s <= _CHECKED_S else (f"its stages were seen to be its own {since_s:.0f} s ago",)
+            return () if since_s <= _CHECKED_S else (f"ownership of its stages was last confirmed {since_s:.0f} s ago",)
 
     def _hanging(self, now: float) -> Iterator[str]:
         quiet_s = now - self._at_s
         if not self._stages:
             if quiet_s > max(self.hung_s, self._loop_s):
-                yield f"{self._doing}: for {quiet_s:.0f} s"
+                yield f"{self._doing} for {quiet_s:.0f} s"
             return
         if quiet_s > self._loop_s:
-            yield f"the driver's loop did not come round for {quiet_s:.0f} s"
+            yield f"the driver's loop has been stuck for {quiet_s:.0f} s"
         if (silent_s := now - self._spark_s) > min(_SPARK_S, self.hung_s):
-            yield f"Spark's JVM did not answer for {silent_s:.0f} s"
+            yield f"Spark's JVM has not answered for {silent_s:.0f} s"
         for name, seen in self._stages.items():
             usual_s = max(seen.took_s, default=0.0)
             allowed_s = max(self.hung_s, self._loop_s, _TIMES_USUAL * usual_s, 3 * seen.trigger_s)
             if seen.busy and now - seen.moved_s > allowed_s:
-                yield f"stage {name!r}: no task of its batch ended for {now - seen.moved_s:.0f} s"
+                yield f"stage {name!r}: no task of its batch has ended for {now - seen.moved_s:.0f} s"
             elif not seen.busy and seen.unread:
                 waited_s = now - max(seen.moved_s, seen.unread_s)
                 if waited_s > allowed_s and not self._is_held(name):
-                    yield f"stage {name!r}: records wait, and no batch began for {waited_s:.0f} s"
+                    yield f"stage {name!r}: records are waiting, but no batch has started for {waited_s:.0f} s"

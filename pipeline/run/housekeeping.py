@@ -176,7 +176,7 @@ class Collector:
             except SlackwaterError as error:
                 _log.warning("gc of %s: nothing was deleted: %s", self.app, error.message)
             except Exception:
-                _log.exception("gc of %s broke off; the next one goes on from there", self.app)
+                _log.exception("gc of %s failed; the next one continues", self.app)
             else:
                 if done is not None:
                     self.listener.collected(done)

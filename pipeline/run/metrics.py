@@ -161,7 +161,7 @@ def serve(registry: CollectorRegistry, port: int, probes: Mapping[str, Probe] | 
     except OSError as error:
         raise Refused(
             f"metrics cannot be served on port {port}: {error.strerror or error}",
-            hint="give --metrics another port; 0 takes one that is free",
+            hint="choose another port with --metrics; 0 takes any free one",
         ) from error
     server.set_app(_with_probes(make_wsgi_app(registry), probes or {}))
     return int(server.server_port)

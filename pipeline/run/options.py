@@ -77,5 +77,5 @@ def gc_every_ms(name: str, text: str) -> int | None:
         return None
     every_ms = parse_ms(name, text)
     if every_ms < _LEAST_GC_MS:
-        raise Usage(f"{name} is {text!r}; expected off, or a span of one minute or more")
+        raise Usage(f"{name} is {text!r}; expected off, or a duration of one minute or more")
     return every_ms

@@ -103,8 +103,8 @@ def preflight(app: App, options: Options, listener: Listener) -> Start:
         check_exclusion(store, app.name, Intent.RUN)
         if waits_for_rows(store, info):
             raise Refused(
-                f"app {app.name!r} was begun by `slackwater init`, which broke off: {info.initialised} has no rows yet",
-                hint="run the same `slackwater init` again; or, to begin without rows: slackwater app rm " + app.name,
+                f"`slackwater init` of app {app.name!r} was interrupted: {info.initialised} has no rows yet",
+                hint="run the same `slackwater init` again; or, to start without rows: slackwater app rm " + app.name,
             )
         migration = finish_newest(store, app.name, now_ms=instants.now_ms())
         if len(folders) > 1:
@@ -154,12 +154,12 @@ def _check_rejects(kafka: Kafka, app: App, stages: tuple[Stage, ...]) -> None:
         }:
             raise Refused(
                 f"stage {stage.name!r}: {stage.rejects!r} is a repartition topic of the app, which its stages read",
-                hint="name a topic of its own for rejected records",
+                hint="use another topic for rejected records",
             )
         try:
             kafka.offsets(stage.rejects)
         except NotFound as error:
-            hint = f"stage {stage.name!r} sends rejected records there (rejects=): make the topic first"
+            hint = f"stage {stage.name!r} sends rejected records there (rejects=): create the topic first"
             raise NotFound("Kafka topic", stage.rejects, error.known, hint=hint) from None
 
 
@@ -195,14 +195,14 @@ def _check_absent(store: ObjectStore, app: App) -> None:
         old, now = pairs[0]
         renames = " ".join(f"--rename-stage {previous}={current}" for previous, current in pairs)
         raise Refused(
-            f"{app.name} has the stage {old!r}, which this program has not; {now!r}, which it has instead, reads the "
-            "same and has the same key",
-            hint=f"if it is called so from now on: {migrate_command(app)} {renames}; if that is another one, which "
-            f"begins empty: slackwater retire {app.name}/{old}",
+            f"{app.name} has the stage {old!r}, which this program lacks; the program's new stage {now!r} has the same "
+            "inputs and key",
+            hint=f"if {old!r} was renamed: {migrate_command(app)} {renames}; if {now!r} is another stage, which starts "
+            f"empty: slackwater retire {app.name}/{old}",
         )
     gone, them = " and ".join(names), "it" if len(names) == 1 else "them"
     verbs = ", ".join(f"slackwater retire {app.name}/{name}" for name in names)
-    message = "%s has %s, which this program has not; snapshots wait for %s. If gone for good: %s"
+    message = "%s has %s, which this program lacks: snapshots wait for %s. If removed for good: %s"
     _log.warning(message, app.name, gone, them, verbs)
 
 
@@ -220,7 +220,7 @@ def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:
     if ahead and not master.startswith("local"):
         raise Refused(
             f"stage {ahead[0]!r} has max_unflushed={limits[ahead[0]].max_unflushed}, so its SSTs wait on the disk of "
-            f"the runner's machine, and executors of {master} do not share that disk",
+            f"the runner's machine, which executors of {master} cannot read",
             hint="run it with --master 'local[*]', or with max_unflushed=0",
         )
 
@@ -229,6 +229,6 @@ def check_memory(kafka: Mapping[str, str], master: str) -> None:
     """Raise `Refused` if Kafka is in the memory of this process and executors run on other machines."""
     if in_memory(kafka) and not master.startswith("local"):
         raise Refused(
-            f"{kafka['bootstrap.servers']} is in the memory of this process, and executors of {master} do not reach it",
-            hint="run it with --master 'local[*]', or with a Kafka that they reach",
+            f"{kafka['bootstrap.servers']} is in the memory of this process, which executors of {master} cannot reach",
+            hint="run it with --master 'local[*]', or use a Kafka that they can reach",
         )

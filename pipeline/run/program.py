@@ -39,7 +39,7 @@ def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = 
         names = " and ".join(repr(app.name) for app in apps.values())
         raise Usage(
             f"{path} declares {len(apps)} apps, {names}; expected one slackwater.App(...)",
-            hint="give each app a file of its own; one that another file declares is imported there as a module",
+            hint="give each app a file of its own; import another app by `import file`, not by `from file import app`",
         )
     (app,) = apps.values()
     app.check_declared()

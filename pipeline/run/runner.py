@@ -71,7 +71,7 @@ def run(
         with stop.at_once():
             # Refuse what needs no Spark before Spark starts. Nothing is created before the last check.
             start = preflight(app, options, listener)
-            listener.doing(f"starting Spark ({options.master or 'as it is configured'})")
+            listener.doing(f"starting Spark ({options.master or 'master of its configuration'})")
             is_cold = running_session() is None
             session = spark_session(
                 f"slackwater {app.name}",
@@ -228,8 +228,8 @@ def _claim(start: Start, stage_shapes: Mapping[str, Shape], listener: Listener) 
         info = apps.ensure_app(store, AppInfo(app, instants.now_ms()))
         if info.starts or info.initialised or info.origin:
             raise Refused(
-                f"app {app!r} was begun by somebody else while this run started, with offsets of its own",
-                hint="run it again: it goes on from there",
+                f"another process created app {app!r}, with offsets of its own, while this run started",
+                hint="run it again: it continues from there",
             )
     check_newest(store, app, start.claimer.migration)
     start.claimer.create_channels(start.stages)

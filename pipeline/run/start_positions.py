@@ -75,40 +75,38 @@ class StartFinder:
             if missing and begin is not None:
                 self._refuse(
                     f"is to begin at offsets that are gone from Kafka: {missing}",
-                    "restore the topic with these records, or begin without them by --accept-loss",
+                    "restore the topic with these records, or begin without them: --accept-loss",
                 )
             unseen = f"{missing}, gone from Kafka" if missing else ""
             first = Input(topic, tuple(map(max, at, earliest)), topic_id=topic_id)
             return StartPosition(first, unseen=unseen, ends=ends)
-        position = self.head.inputs[name]
-        if why := why_another(topic, position.topic_id, position.offsets, now) or self._reason_if_younger(
-            topic, position, now
-        ):
+        source = self.head.inputs[name]
+        if why := why_another(topic, source.topic_id, source.offsets, now) or self._why_younger(topic, source, now):
             self._refuse_another(why, another_users_topic(self.app, topic))
-            reset = Reset(self.head.version, position.offsets, earliest, position.topic_id or NOT_KNOWN)
+            reset = Reset(self.head.version, source.offsets, earliest, source.topic_id or NOT_KNOWN)
             # How many records of the former topic are lost is unknown.
             restarted = replace(
-                position, offsets=earliest, rows=0, lost=(), topic_id=topic_id, resets=(*position.resets, reset)
+                source, offsets=earliest, rows=0, lost=(), topic_id=topic_id, resets=(*source.resets, reset)
             )
             return StartPosition(restarted, ends=ends, another=why)
-        position = replace(position, topic_id=merged(position.topic_id, topic_id))
+        source = replace(source, topic_id=merged(source.topic_id, topic_id))
         at = self._check_within(
-            topic, position.offsets, ends, "restore it, or start afresh under another app name (--app NAME)"
+            topic, source.offsets, ends, "restore it, or start afresh under another app name (--app NAME)"
         )
         offsets = tuple(map(max, at, earliest))
         if offsets == at:
-            return StartPosition(replace(position, offsets=at), ends=ends)
+            return StartPosition(replace(source, offsets=at), ends=ends)
         gone = windows(topic, at, earliest)
         self._refuse(
-            f"would go on at offsets that are gone from Kafka: {', '.join(gone)}",
-            "restore the topic with these records, or go on without them by --accept-loss; "
-            "longer retention keeps it from happening again",
+            f"would continue at offsets that are gone from Kafka: {', '.join(gone)}",
+            "restore the topic with these records, or continue without them: --accept-loss. "
+            "A longer retention of the topic prevents this",
         )
-        lost_before = position.lost + (0,) * (len(at) - len(position.lost))
+        lost_before = source.lost + (0,) * (len(at) - len(source.lost))
         total = tuple(loss + until - start for loss, start, until in zip(lost_before, at, offsets, strict=True))
-        return StartPosition(replace(position, offsets=offsets, lost=total), Lost(topic, at, offsets), ends=ends)
+        return StartPosition(replace(source, offsets=offsets, lost=total), Lost(topic, at, offsets), ends=ends)
 
-    def _reason_if_younger(self, topic: str, position: Input, now: TopicState) -> str:
+    def _why_younger(self, topic: str, source: Input, now: TopicState) -> str:
         """Return why a topic without a known id must be a re-created one, by its records' times; else empty."""
         if is_known(now.id) or self.since is None or self.head is None:
             return ""
@@ -116,10 +114,12 @@ class StartFinder:
         if self.claiming:
             head = history.read(self.store, self.app, self.stage, head.version - 1)
         since_read, since_now = (self.since(topic, at_ms) for at_ms in (head.time_ms + 1, instants.now_ms()))
-        if not is_younger(position.offsets, now, since_read, since_now):
+        if not is_younger(source.offsets, now, since_read, since_now):
             return ""
-        why = described(topic, position.topic_id, position.offsets, now)
-        return f"{why}, none of before {instants.iso(head.time_ms, 'milliseconds')}, when the stage had read it"
+        why = described(topic, source.topic_id, source.offsets, now)
+        return (
+            f"{why}, none of them from before {instants.iso(head.time_ms, 'milliseconds')}, when the stage last read it"
+        )
 
     def channel(self, name: str, topic: str, upstream: str) -> StartPosition:
         """Return the start of a repartition topic that the stage `upstream` writes. Raises as `topic` does."""
@@ -136,30 +136,30 @@ class StartFinder:
                 why = why_another(topic, output.topic_id, output.ends, now)
                 self._refuse_another(why, another_channel(self.app))
                 if self.claiming:
-                    order = f"stage {upstream!r} writes it, and has to begin on it before anybody reads it"
+                    order = f"stage {upstream!r} writes it, and has to start on it before its readers"
                     raise AnotherTopic(f"{why}; {order}", hint=f"run {upstream!r}, too, with --accept-loss")
                 return StartPosition(self.head.inputs[name] if self.head is not None else Input(topic, now.earliest))
         earliest, ends, topic_id = now
         if self.head is None:
             return self._start_of_new(name, topic, upstream, now)
-        position = self.head.inputs[name]
-        if why := why_another(topic, position.topic_id, position.offsets, now):
+        source = self.head.inputs[name]
+        if why := why_another(topic, source.topic_id, source.offsets, now):
             self._refuse_another(why, another_channel(self.app))
-            return self._start_on_recreated(name, position, topic_id, why)
-        position = replace(position, topic_id=merged(position.topic_id, topic_id))
+            return self._start_on_recreated(name, source, topic_id, why)
+        source = replace(source, topic_id=merged(source.topic_id, topic_id))
         # Garbage collection may have removed versions that a retired stage has not read.
-        first = history.first_version(self.store, self.app, position.upstream) if self.head.retired else 0
-        if position.version + 1 < first:
+        first = history.first_version(self.store, self.app, source.upstream) if self.head.retired else 0
+        if source.version + 1 < first:
             raise Refused(
-                f"stage {self.stage!r} was retired when it had read {position.upstream} up to v{position.version}, and "
-                f"the history of {position.upstream} begins at v{first} by now (slackwater gc): it cannot go on",
+                f"stage {self.stage!r} was retired after reading {source.upstream} up to v{source.version}, but "
+                f"the history of {source.upstream} now begins at v{first} (slackwater gc): it cannot continue",
                 hint="give the stage a new name to start afresh",
             )
         way_out = "restore it, or clone the app from a snapshot: a clone has topics of its own"
-        position = replace(position, offsets=self._check_within(topic, position.offsets, ends, way_out))
-        if all(map(int.__ge__, position.offsets, earliest)):
-            return StartPosition(position)
-        return self._start_after_gap(name, position, earliest, "go on at offsets that are") or StartPosition(position)
+        source = replace(source, offsets=self._check_within(topic, source.offsets, ends, way_out))
+        if all(map(int.__ge__, source.offsets, earliest)):
+            return StartPosition(source)
+        return self._start_after_gap(name, source, earliest, "continue at offsets that are") or StartPosition(source)
 
     def _start_of_new(self, name: str, topic: str, upstream: str, now: TopicState) -> StartPosition:
         """Return the start of a stage that has not read the channel yet: the beginning of the channel."""
@@ -168,10 +168,14 @@ class StartFinder:
         # The history of a clone, or one that was thinned out, does not begin at version 1.
         skipped = max(0, first - 1)
         at = Input(topic, none, upstream, skipped, consumed=none, topic_id=now.id)
-        if any(earliest) and first and (lost := self._start_after_gap(name, at, earliest, "begin without what is")):
+        if (
+            any(earliest)
+            and first
+            and (lost := self._start_after_gap(name, at, earliest, "begin without rows that are"))
+        ):
             return lost
         if skipped:
-            unseen = f"what {upstream} sent before its v{first}, which is no part of this app's history any more"
+            unseen = f"rows that {upstream} sent before v{first}, which are no longer in this app's history"
             return StartPosition(replace(at, consumed=()), unseen=unseen)
         output = history.read(self.store, self.app, upstream, first).outputs.get(name) if first else None
         if output is not None and are_two(output.topic_id, now.id):
@@ -210,7 +214,7 @@ class StartFinder:
         rows = f"{_rows(lost)} " if lost.rows else ""
         self._refuse(
             f"would {would} gone from Kafka: {gone} ({rows}of {at.upstream}, {_versions(gap.after + 1, gap.up_to)})",
-            "clone the app from a moment whose records Kafka still has, or go on without these rows by --accept-loss",
+            "clone the app from a moment whose records Kafka still has, or continue without these rows: --accept-loss",
         )
         return StartPosition(position, lost, in_flight.broken(self.head, name, gap))
 
@@ -221,8 +225,8 @@ class StartFinder:
         at = offsets + (0,) * (len(ends) - len(offsets))
         if beyond := ", ".join(windows(topic, ends, at)):
             raise Refused(
-                f"stage {self.stage!r} has read further than topic {topic!r} goes: {beyond} (where it ends, and where "
-                "the stage stands). It is the same topic, by its id: Kafka has lost its last records",
+                f"stage {self.stage!r} has read past the end of topic {topic!r}: {beyond} (the topic's end, and the "
+                "stage's position). The topic's id is unchanged: Kafka has lost its last records",
                 hint=way_out,
             )
         return at
@@ -239,16 +243,16 @@ class StartFinder:
 def another_users_topic(app: str, topic: str) -> str:
     """Return the hint for a user's topic that was deleted and created again."""
     return (
-        f"slackwater reset {app} --topic {topic} --to-earliest reads the topic that is there now from its beginning, "
-        "and so does the next run with --accept-loss; where it has the same records at the same offsets: --shift-by 0"
+        f"to read the new topic from its beginning: slackwater reset {app} --topic {topic} --to-earliest, or run with "
+        "--accept-loss; if it has the same records at the same offsets: slackwater reset with --shift-by 0"
     )
 
 
 def another_channel(app: str) -> str:
     """Return the hint for a repartition topic that was deleted and created again."""
     return (
-        "rows that were on their way went with it: run the app with --accept-loss, which goes on without them and says "
-        f"how many they are; or clone it from a snapshot, which keeps such rows: slackwater clone {app}@SNAPSHOT NAME"
+        "rows in flight were lost with it: run the app with --accept-loss, which continues without them and says how "
+        f"many they are; or clone it from a snapshot, which has such rows: slackwater clone {app}@SNAPSHOT NAME"
     )
 
 
@@ -265,7 +269,7 @@ def start_at(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosi
                 for name, start in starts.items()
                 if start.lost is not None and request.id in start.broken
             )
-            why = f"stage {draft.stage!r} went on without {lost}, where its marker or records in flight of it were"
+            why = f"stage {draft.stage!r} continued without {lost}, where its marker or in-flight records were"
             _log.warning("snapshot %s of %s was dropped: %s", request.name, draft.app, why)
             audit_log.record(store, draft.app, "snapshot failed", f"{request.name}: {why}", by)
             stored.cancel(store, draft.app, request)
@@ -281,19 +285,19 @@ def log_unseen(stage: str, starts: Mapping[str, StartPosition]) -> None:
     for name, start in starts.items():
         if start.ends and not is_known(start.at.topic_id):
             _log.warning(
-                "Kafka gives topics no ids: whether %s stays the topic that was read is known from its offsets, its "
-                "leader epochs and its records' times alone",
+                "this Kafka has no topic ids: if %s is deleted and created again, only offsets, leader epochs and "
+                "record times can show it",
                 start.at.topic,
             )
         if start.another:
-            _log.warning("stage %r goes on with the topic that is there now: %s", stage, start.another)
+            _log.warning("stage %r continues on the new topic: %s", stage, start.another)
         if start.lost is not None:
             skipped = ", ".join(windows(start.lost.topic, start.lost.starts, start.lost.ends))
             rows = f" ({_rows(start.lost)})" if start.lost.rows else ""
-            where = f"what was on its way on {name}" if start.another else skipped
-            _log.warning("stage %r goes on without %s%s: gone from Kafka", stage, where, rows)
+            where = f"rows in flight on {name}" if start.another else skipped
+            _log.warning("stage %r continues without %s%s: gone from Kafka", stage, where, rows)
         elif start.unseen:
-            _log.warning("stage %r is new and begins on %s: it will not see %s", stage, name, start.unseen)
+            _log.warning("new stage %r on input %s will not see %s", stage, name, start.unseen)
 
 
 def _rows(lost: Lost) -> str:

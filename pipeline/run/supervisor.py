@@ -167,7 +167,7 @@ class Supervisor:
                 self.listener.ending()
                 self._halt()
                 self.announcer.announce_moved(self._positions())
-                self.listener.doing("waiting for the snapshot under way to be written")
+                self.listener.doing("waiting for the current snapshot to be written")
             if not self.stop.is_set():
                 self._raise_failures(halted=True)
             self._complete_snapshots()

@@ -15,11 +15,11 @@ def waits_for(stage: StageLag, *, busy: bool, queued: bool, on_hold: bool, reade
     promotion holds the app. `readers_lag`: the stage starts no batch until the readers of its channels have caught up.
     """
     if busy:
-        return "its turn on the cores" if queued else ""
+        return "a free core" if queued else ""
     if on_hold:
         return "the end of a promotion"
     if readers_lag:
-        return "its readers, which are behind"
+        return "its readers to catch up"
     if stage.records == 0:
         return f"new records of {', '.join(dict.fromkeys(source.upstream or source.topic for source in stage.inputs))}"
     return ""

@@ -26,7 +26,7 @@ _STORE_POLL_MIN_S = 0.02
 _STORE_POLL_MAX_S = 0.5
 _STORE_POLL_IDLE_S = 2.0
 _IDLE_SHARE = 1 / 30
-"""Polling interval after a long silence, at most, as a share of the silence."""
+"""Maximum polling interval after a long silence, as a share of the silence."""
 
 
 @dataclass(slots=True)
@@ -154,9 +154,7 @@ class TopicPlanner:
     def _check_same(self, read: tuple[int, ...], now: TopicState) -> None:
         if why := why_another(self.topic, self.topic_id, read, now):
             since = instants.iso(self._seen_ms)
-            raise AnotherTopic(
-                f"{why}. A batch that was committed after {since} may have read the topic that is there now"
-            )
+            raise AnotherTopic(f"{why}. A batch that was committed after {since} may have read the new topic")
         self.topic_id, self._seen_ms = merged(self.topic_id, now.id), instants.now_ms()
 
 

@@ -80,14 +80,12 @@ class _SourceReader(DataSourceStreamReader):
         self._private = private
         self._reached: dict[str, Any] = {}
         # Spark creates readers after the query's start, when the needed columns and shares are known.
-        self._share = (
-            self._planner_files.chosen(options.stage, options.input) if self._planner_files is not None else None
-        )
+        self._share = self._files.chosen(options.stage, options.input) if self._files is not None else None
 
     def latestOffset(  # noqa: N802  Spark's name
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
-        """Return the end of the batch that starts at `start`; before Spark 4.2, where the last batch ended."""
+        """Return the end of the batch that starts at `start`, or at the last end: Spark before 4.2 gives no start."""
         at = Position.of(start or self._reached)
         if at.input != self._options.input:
             raise AssertionError(f"Spark hands {self._options.input!r} an offset of {at.input!r}")
@@ -155,15 +153,15 @@ class _SourceReader(DataSourceStreamReader):
             yield keeper.add if keeper is not None else lambda _columns: None
 
     @property
-    def _planner_files(self) -> PlannerFiles | None:
+    def _files(self) -> PlannerFiles | None:
         return PlannerFiles(Path(self._options.told)) if self._options.told else None
 
     def _pace(self) -> Pace:
-        files, stage = self._planner_files, self._options.stage
+        files, stage = self._files, self._options.stage
         return Pace(self._options.trigger_ms / 1000, is_held=lambda: files is not None and files.held(stage))
 
     def _woken_version(self, handled: int) -> int:
-        files, options = self._planner_files, self._options
+        files, options = self._files, self._options
         return files.woken(options.stage, handled, instants.now_ms()) if files is not None and options.wakes else 0
 
 
@@ -172,9 +170,7 @@ class TopicSourceReader(_SourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType, private: Private) -> None:
         super().__init__(options, schema, private)
-        self._needed = (
-            self._planner_files.needed(options.stage, options.input) if self._planner_files is not None else None
-        )
+        self._needed = self._files.needed(options.stage, options.input) if self._files is not None else None
 
     @cached_property
     def _planner(self) -> TopicPlanner:  # type: ignore[override]
@@ -186,7 +182,7 @@ class TopicSourceReader(_SourceReader):
             pace=self._pace(),
             max_records=options.max_records,
             patience=patience_with(self._kafka, options.patience_s),
-            requests=self._planner_files.asked if self._planner_files is not None and options.asks else tuple,
+            requests=self._files.asked if self._files is not None and options.asks else tuple,
             handled=set(options.handled),
             until=options.until,
             woken=self._woken_version,
@@ -194,7 +190,7 @@ class TopicSourceReader(_SourceReader):
         )
 
     def _bounds(self) -> tuple[int, ...] | None:
-        return self._planner_files.bounds(self._options.topic) if self._planner_files is not None else None
+        return self._files.bounds(self._options.topic) if self._files is not None else None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         """Return the earliest offsets. Not used for stages, whose checkpoint has a position."""
@@ -241,7 +237,7 @@ class ChannelSourceReader(_SourceReader):
 
     @cached_property
     def _planner(self) -> ChannelPlanner:  # type: ignore[override]
-        options, files, store = self._options, self._planner_files, self._store()
+        options, files, store = self._options, self._files, self._store()
         if options.counts:
             store = CountingStore(store, SharedCounts(Path(options.counts) / str(os.getpid())).add)
         return ChannelPlanner(

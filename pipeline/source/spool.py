@@ -46,7 +46,7 @@ class Spooled:
                     if first < end:
                         yield self._whole(batch.slice(first, end - first))
         except pa.ArrowException as error:
-            raise OSError(f"{self.path} is not what was written: {error}") from error
+            raise OSError(f"{self.path} is damaged: {error}") from error
 
     def _whole(self, batch: pa.RecordBatch) -> pa.Table:
         values = {"topic": self.topic, "partition": self.extent.partition}
@@ -120,7 +120,7 @@ class Keeper:
             self._writer.write_batch(columns.of(_STORED))
         except OSError as error:
             self._failed = True
-            _log.debug("%s is not kept for the archive: %s", self._path, error)
+            _log.debug("%s cannot be kept for the archive: %s", self._path, error)
 
     def finish(self, path: Path) -> None:
         """Give the file its name: the whole range was read."""
@@ -131,7 +131,7 @@ class Keeper:
             self._close()
             self._path.rename(path)
         except OSError as error:
-            _log.debug("%s is not kept for the archive: %s", path, error)
+            _log.debug("%s cannot be kept for the archive: %s", path, error)
 
     def discard(self) -> None:
         """Remove an unfinished file."""

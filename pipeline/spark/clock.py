@@ -21,7 +21,7 @@ _DATETIME = datetime.datetime
 
 
 class _InPlace(type):
-    """Metaclass of a stand-in for a class: instances of that class count as instances of the stand-in."""
+    """Metaclass of a class that replaces another: instances of the replaced class count as its instances."""
 
     stands_for: type
 

@@ -62,22 +62,22 @@ def check_settings(chosen: Mapping[str, str], by: str) -> dict[str, str]:
                 f"{by} {key!r} is not a setting of Spark: their names begin with 'spark.'", hint=f"write {by} {wrote}"
             )
         if not isinstance(value, str):
-            raise Usage(f"{by} says {key} by a value of type {type(value).__name__}; expected text, as Spark takes it")
+            raise Usage(f"{by}: the value of {key} has type {type(value).__name__}; expected text")
         if any(not char.isprintable() for char in value):
-            raise Usage(f"Spark's setting {key} has a character in its value that cannot be printed")
+            raise Usage(f"the value of Spark's setting {key} has an unprintable character")
         if key in _OTHERWISE:
             option, argument = _OTHERWISE[key]
-            raise Usage(f"{key} is not said by {by}", hint=f"write {argument if in_python else option}")
+            raise Usage(f"{key} cannot be set by {by}", hint=f"use {argument if in_python else option}")
         settings[key] = value
     if settings.get(_DRIVER_HERE, "client") != "client":
         raise Usage(
-            f"{_DRIVER_HERE} is {settings[_DRIVER_HERE]!r}: `slackwater run` is the driver itself, where it is started",
-            hint="leave it out, or start `slackwater run` by spark-submit on the machine that shall be the driver",
+            f"{_DRIVER_HERE} is {settings[_DRIVER_HERE]!r}: `slackwater run` is itself the driver, on this machine",
+            hint="remove it, or start `slackwater run` by spark-submit on the driver's machine",
         )
     if settings.get(_TIME_ZONE, "UTC") != "UTC":
         raise Usage(
-            f"{_TIME_ZONE} is {settings[_TIME_ZONE]!r}: times in tables are UTC, and so is the session",
-            hint="leave it out; convert in the program, by from_utc_timestamp, where another zone is wanted",
+            f"{_TIME_ZONE} is {settings[_TIME_ZONE]!r}: slackwater's tables and sessions use UTC",
+            hint="remove it; convert times in the program with from_utc_timestamp",
         )
     return settings
 
@@ -90,7 +90,7 @@ def check_master(master: str | None) -> None:
     if master is not None and not _MASTER.fullmatch(master):
         raise Usage(
             f"the master is {master!r}; expected local[4], local[*], spark://HOST:7077, k8s://https://HOST or yarn",
-            hint="leave it out for all cores of this machine",
+            hint="omit it to use all cores of this machine",
         )
 
 
@@ -108,8 +108,8 @@ def check_not_connect(master: str | None, settings: Mapping[str, str]) -> None:
     if way := next((way for way, holds in ways.items() if holds), None):
         raise Refused(
             f"slackwater does not run over Spark Connect ({way}): it reads query plans in Spark's own process, which a "
-            "client of Connect does not reach",
-            hint="run it where Spark's driver is: without a remote, with --master local[*], spark://…, yarn or k8s://…",
+            "Connect client cannot reach",
+            hint="run it on the driver's machine: without a remote URL, with --master local[*], spark://…, yarn or k8s://…",
         )
 
 
@@ -126,11 +126,11 @@ def check_py_files(paths: Iterable[str], by: str = "--py-files") -> tuple[str, .
     files: dict[str, Path] = {}
     for path in paths:
         if not path.strip():
-            raise Usage(f"{by} names a file of no name", hint=f"name files: {by} parsing.py,rules.zip")
+            raise Usage(f"{by} has an empty file name", hint=f"list files: {by} parsing.py,rules.zip")
         if "://" in path:
             raise Usage(
-                f"{by} {path}: expected a file of this machine, on which the program is read as well",
-                hint="fetch it first; Spark hands it on from here",
+                f"{by} {path}: expected a local file, because the program is also read on this machine",
+                hint="download it first; Spark sends it to the executors",
             )
         file = Path(path).expanduser().resolve()
         if file.is_dir():
@@ -142,10 +142,10 @@ def check_py_files(paths: Iterable[str], by: str = "--py-files") -> tuple[str, .
         if file.suffix not in _KINDS:
             raise Usage(f"{by} {path}: expected a file that ends in {', '.join(_KINDS)}")
         if file.suffix != ".py" and not zipfile.is_zipfile(file):
-            raise Usage(f"{by} {path} is not a zip, whatever its name says")
+            raise Usage(f"{by} {path} is not a valid zip file")
         if files.setdefault(file.name, file) != file:
             both = f"{by} has {files[file.name]} and {file}"
-            raise Usage(f"{both}: Spark hands files on by their names", hint="rename one of them")
+            raise Usage(f"{both}: Spark identifies files by their names", hint="rename one of them")
     return tuple(map(str, files.values()))
 
 

@@ -73,7 +73,7 @@ def at_time(frame: DataFrame, at_ms: int) -> DataFrame:
 
 
 _SEPARATE = "SLACKWATER_OTHER_WORKERS"
-"""Variable without a reader: workers that have it set are other processes."""
+"""Variable that no code reads: workers with the variable are other processes than workers without."""
 
 
 @contextmanager

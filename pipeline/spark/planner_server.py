@@ -124,7 +124,7 @@ def _pair(entry: bytes) -> tuple[bytes, bytes]:
 
 
 def _run(module: str) -> None:
-    """Run a module as Python's `-m` does. Its imports are loaded already, and it is small itself."""
+    """Run a module like `python -m`. The module is small, and its imports are loaded already."""
     del sys.modules[module]  # runpy warns about modules imported already
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

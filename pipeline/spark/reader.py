@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _MOST = 10_000
-"""Maximum number of keys to look up; for more, the table is read."""
+"""Maximum number of keys to look up; for more keys, the whole table is read."""
 
 
 def keys_in(table: Table, filters: Iterable[Filter]) -> pa.Table | None:
@@ -94,9 +94,9 @@ class TableReader(DataSourceReader):
                 raise NotFound(f"column of table {at.table!r}", requested.name, columns.names)
             if (kind := columns[requested.name].dataType) != requested.dataType:
                 raise Usage(
-                    f"column {requested.name!r} of table {at.table!r} is {kind.simpleString()}, and asked for as "
+                    f"column {requested.name!r} of table {at.table!r} is {kind.simpleString()}, not "
                     f"{requested.dataType.simpleString()}",
-                    hint="leave .schema(…) out to see what the table has",
+                    hint="omit .schema(…) to read the table's own types",
                 )
 
     def partitions(self) -> Sequence[InputPartition]:

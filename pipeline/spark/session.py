@@ -110,7 +110,7 @@ def spark_session(
             first_line = str(java.getMessage() or java.getClass().getName()).partition("\n")[0]
             raise Refused(
                 f"Spark does not start at {where}: {first_line}",
-                hint="is the master there, and are the settings (--conf) such as Spark takes?",
+                hint="check that the master is running and that the settings (--conf) are valid",
             ) from error
         if not _is_local(spark.sparkContext.master or ""):
             ship_slackwater(spark.sparkContext)
@@ -124,8 +124,8 @@ def spark_session(
                 raise
             raise Refused(
                 f"Spark's JVM has ended ({how}) while the app was running",
-                hint="nothing committed is lost: start again; if it was short of memory, give it more "
-                "(spark.driver.memory) or the machine",
+                hint="nothing committed is lost: run it again; if it was out of memory, raise "
+                "spark.driver.memory, or use a larger machine",
             ) from error
         finally:
             if running is None:

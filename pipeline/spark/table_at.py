@@ -73,7 +73,7 @@ class VersionedTable:
         if cut.thinned is not None:
             answered = iso(cut.thinned.answered_ms, "milliseconds")
             _log.warning(
-                "%s@%s: history was thinned out by gc there; what is read is the moment %s", path, at, answered
+                "%s@%s: gc has thinned out the history there; reading the moment %s instead", path, at, answered
             )
         return cls.of_cut(place, having(store, cut, (table,)), table)
 
@@ -110,5 +110,5 @@ def _names(path: str) -> tuple[str, str]:
     """Return the app and the table of a path. Raises `Usage`."""
     app, _, table = path.partition("/")
     if not app or not table:
-        raise Usage(f"{path!r} names no table of an app", hint=_HINT)
+        raise Usage(f"{path!r} is not a table; expected APP/TABLE", hint=_HINT)
     return app, table

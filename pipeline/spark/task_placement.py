@@ -97,7 +97,7 @@ def _spread(spark: SparkSession, count: int, executors: int) -> DataFrame:
 
 
 def _cached(spark: SparkSession, count: int, wait_ms: int) -> tuple[DataFrame, int]:
-    """Return one cached row a partition, each from a task of a given duration, and the maximum on an executor."""
+    """Return one cached row a partition, from tasks of a given duration, and the largest number on one executor."""
     # Spark caches equal plans once: two stages would share their homes.
     first = next(_firsts)
     number = (F.col("id") - first).cast("int")

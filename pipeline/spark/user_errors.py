@@ -55,7 +55,7 @@ def as_user_error(subject: str, function: object = None) -> Iterator[None]:
         hint = _expected(error) or (_BEFORE_SPARK if _is_before_spark(error) else _HINT)
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and importlib.util.find_spec(missing.partition(".")[0]) is None:
-            hint = f"install what has {missing!r} for {sys.executable}, or fix the import, and run again"
+            hint = f"install a package with {missing!r} for {sys.executable}, or fix the import, and run again"
         raise Refused(f"{subject} does not run: {where}{sentence}", quoted=quoted, hint=hint) from error
 
 
@@ -154,14 +154,14 @@ _FAULT = re.compile(r"Fatal Python error: (.*)")
 _OUR_ERROR = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
 
 _HINTS = {
-    "Gone": "they outlived the topic's retention; the same command with --accept-loss goes on without them",
-    "AnotherTopic": "slackwater reset says where the topic that is there now is read on; the same command with "
-    "--accept-loss reads it from its beginning",
-    "BadRecord": "the batch was dropped whole and nothing is lost: change the program, or have it set such records "
-    'aside by on_error="reject", and run again',
+    "Gone": "the topic's retention has deleted them; to continue without them: the same command with --accept-loss",
+    "AnotherTopic": "slackwater reset sets where to read the new topic; the same command with --accept-loss "
+    "reads it from its beginning",
+    "BadRecord": "the batch was discarded and nothing is lost: fix the program, or have it set such records "
+    'aside with on_error="reject", and run again',
 }
 """Next step of the app's operator, by kind of error."""
-_DROPPED = "the batch was dropped whole and nothing is lost"
+_DROPPED = "the batch was discarded and nothing is lost"
 
 
 def translate(stage: str, text: str) -> SlackwaterError:
@@ -179,18 +179,18 @@ def translate(stage: str, text: str) -> SlackwaterError:
     reason = (raised or _RAISED.findall(text) or _ENDED.findall(text) or ["no reason given"])[-1].strip()
     return Refused(
         f"stage {stage!r} stopped: {reason}",
-        hint=f"{_DROPPED}; fix the cause and run again (SLACKWATER_DEBUG=1 shows Spark's own words)",
+        hint=f"{_DROPPED}; fix the cause and run again (SLACKWATER_DEBUG=1 shows Spark's own error)",
     )
 
 
 def _crash(stage: str, how: str, fault: re.Match[str] | None) -> Refused:
     """Return the error of a Python worker that ended without raising one; `fault` is Python's message, if any."""
     if how.startswith("failed"):
-        event, hint = "process of Spark's did not come up in time", "is the machine too busy, or short of memory? "
+        event, hint = "worker of Spark did not start in time", "is the machine too busy, or short of memory? "
     elif fault is None:
-        event = "worker of Spark's was killed in the middle of a batch"
-        hint = "most often for want of memory: the kernel's log (dmesg) names the process then; "
+        event = "worker of Spark was killed during a batch"
+        hint = "most often because memory ran out: then the kernel's log (dmesg) names the process; "
     else:
-        event = f"worker of Spark's crashed: {fault[1].strip()}"
-        hint = "SLACKWATER_DEBUG=1 shows where in Python that was; "
+        event = f"worker of Spark crashed: {fault[1].strip()}"
+        hint = "SLACKWATER_DEBUG=1 shows the place in Python; "
     return Refused(f"stage {stage!r} stopped: a Python {event}", hint=f"{hint}{_DROPPED}: run again")

@@ -152,7 +152,7 @@ def emitting(*emits: str) -> object:
             lambda t: (t, t, t),
             {},
             Refused,
-            "returned 3 DataFrames; expected one, .* or one for each of these: 'a', 'b'",
+            "returned 3 DataFrames; expected one, .* or one for each of these outputs: 'a', 'b'",
         ),
         (lambda t: (t, "b"), {}, Refused, "returned str; expected a DataFrame"),
         (
@@ -172,7 +172,7 @@ def emitting(*emits: str) -> object:
         (lambda t: {"a": t, "b": t}, {}, Refused, "returned dict; expected a DataFrame"),
         (lambda t: (t, t.select("key")), {}, NotFound, "no key column named 'value'"),
         (lambda t: (t.union(t), t), {}, Refused, "uses its stream 2 times"),
-        (lambda t, u: (t, t), {"reads": (sw.topic("t"), sw.topic("u"))}, Refused, "reads 'u', but nothing it returns"),
+        (lambda t, u: (t, t), {"reads": (sw.topic("t"), sw.topic("u"))}, Refused, "reads 'u', but does not use it"),
         (lambda t: (t, t), {"writes": sw.repartition("a", "key")}, Refused, "returned 2 DataFrames; expected one$"),
         (
             lambda t: (t, t),
@@ -184,7 +184,7 @@ def emitting(*emits: str) -> object:
             lambda t: t,
             {"state": emitting("key binary", "value binary", "key binary"), "key": "key"},
             Refused,
-            "its state emits rows for 3 outputs, and it writes 2",
+            "its state emits rows for 3 outputs, but writes= has 2",
         ),
         (
             lambda t: t,

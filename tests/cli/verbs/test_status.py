@@ -49,14 +49,14 @@ def test_status_says_which_stages_run(app: FlightsApp) -> None:
 
 def test_status_says_what_a_stage_waits_for_as_its_runner_said(app: FlightsApp) -> None:
     assert "waits for" not in done("status")
-    waits = {"legs": "new records of flights", "carriers": "its turn on the cores"}
+    waits = {"legs": "new records of flights", "carriers": "a free core"}
     beat = runners.Beat(str(ULID()), "host:1", {"legs": 1, "aircraft": 1, "carriers": 2}, waits=waits)
     runners.RUNNERS.put(app.store, beat, "flights")
     lines = done("status").splitlines()
     assert lines[1].endswith("waits for")
     assert lines[2].endswith("new records of flights")
     # One that another runner has taken over since says nothing of the stage.
-    assert not any("its turn on the cores" in line for line in lines)
+    assert not any("a free core" in line for line in lines)
     (found,) = from_json("status")
     said = {stage["stage"]: stage["waits_for"] for stage in found["stages"]}
     assert said == {"legs": "new records of flights", "aircraft": "", "carriers": ""}

@@ -388,7 +388,7 @@ def test_late_rows_have_a_sink_of_their_own_beside_what_the_state_emits(late: To
 
 def test_late_rows_do_not_come_round_again() -> None:
     app, times = sw.App("shop"), sw.event_time(late=sw.sink("t"))
-    with pytest.raises(Refused, match="records would go round for ever"):
+    with pytest.raises(Refused, match="records would loop for ever"):
         app.stage(name="hours", reads=sw.topic("t"), key="hour", state=sw.aggregate(n=sw.count()), event_time=times)(
             rows
         )

@@ -78,7 +78,7 @@ def shown(*lines: str, words: tuple[str, ...] = ("run",), kafka: str = "localhos
             "shop.py, line 2: SyntaxError: '(' was never closed",
             "fix",
         ),
-        (["import my_company_lib"], "No module named 'my_company_lib'", "install what has 'my_company_lib' for"),
+        (["import my_company_lib"], "No module named 'my_company_lib'", "install a package with 'my_company_lib' for"),
     ],
 )
 def test_a_program_that_cannot_run_is_named_with_what_to_do(lines: list[str], said: str, hint: str) -> None:

@@ -24,14 +24,14 @@ def stage(*records: int | None, upstream: str = "") -> StageLag:
     ("at", "state", "said"),
     [
         (stage(5), {"busy": True}, ""),
-        (stage(5), {"busy": True, "queued": True}, "its turn on the cores"),
+        (stage(5), {"busy": True, "queued": True}, "a free core"),
         (stage(5), {}, ""),
         (stage(None), {}, ""),
         (stage(5, None), {}, ""),
         (stage(0), {}, "new records of orders"),
         (stage(0, upstream="parse"), {}, "new records of parse"),
         (stage(0), {"on_hold": True}, "the end of a promotion"),
-        (stage(5), {"readers_lag": True}, "its readers, which are behind"),
+        (stage(5), {"readers_lag": True}, "its readers to catch up"),
         (stage(0), {"queued": True}, "new records of orders"),
     ],
 )

@@ -162,7 +162,7 @@ def test_one_claim_passes_over_the_whole_gap(reader: str, inside: str, partly: b
     # The snapshot whose marker it cannot get is failed by name, and asked for again it is taken.
     assert open_requests(diamond.store, APP) == ()
     broken = asked is not None and find_snapshot(diamond.store, APP, "s") is None and inside != "a forgotten marker"
-    assert [each.startswith("s: stage 'joined' went on without v") for each in failures(diamond)] == [True] * broken
+    assert [each.startswith("s: stage 'joined' continued without v") for each in failures(diamond)] == [True] * broken
     request(diamond.store, APP, "again", "ada@host")
     settle(diamond)
     settle(diamond)
@@ -368,9 +368,9 @@ def test_a_new_stage_of_a_clone_says_that_it_will_not_see_what_was_sent_before_a
     assert (whole.at.version, whole.at.offsets, whole.at.consumed, whole.unseen) == (0, (0, 0), (0, 0), "")
     begins = app.heads["legs"].version
     assert (cloned.at.version, cloned.at.offsets, cloned.at.consumed) == (begins - 1, (0, 0), ())
-    assert cloned.unseen == f"what legs sent before its v{begins}, which is no part of this app's history any more"
+    assert cloned.unseen == f"rows that legs sent before v{begins}, which are no longer in this app's history"
     with pytest.raises(
-        Gone, match=r"would begin without what is gone from Kafka: .*\[0\] 0\.\.1 \(\d+ rows? of legs, v1 to v"
+        Gone, match=r"would begin without rows that are gone from Kafka: .*\[0\] 0\.\.1 \(\d+ rows? of legs, v1 to v"
     ):
         entry("flights", (1, 0))
 
@@ -445,7 +445,9 @@ def test_whatever_is_deleted_and_accepted_no_account_is_wrong_and_no_snapshot_wa
         assert (find_snapshot(diamond.store, APP, one.name) is None) == (one.name in failed)
         if one.name not in failed:
             proved(diamond, f"{APP}@{one.name}")
-    assert all("gone from Kafka" in each or "went on without" in each for each in failures(diamond)), failures(diamond)
+    assert all("gone from Kafka" in each or "continued without" in each for each in failures(diamond)), failures(
+        diamond
+    )
     check_nothing_went_back_or_came_twice(diamond)
     proved(diamond)
     request(diamond.store, APP, "again", "ada@host")

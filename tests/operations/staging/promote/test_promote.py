@@ -261,7 +261,7 @@ def test_a_run_that_was_starting_meanwhile_says_whose_the_name_is_by_now(world: 
         starting = world.runner(folder).start()
         next(starting)
         world.promote("p", staging, calm=True)
-        with pytest.raises(Refused, match=f"a promotion that gives app {why} went on while this run started"):
+        with pytest.raises(Refused, match=f"a promotion gave app {why} while this run started"):
             next(starting)
 
     meanwhile("s", "s", "'s' the name p")
