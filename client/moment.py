@@ -25,7 +25,7 @@ from ..snapshot.cut.resolve import again_if_forgotten, as_known, resolve_around,
 from ..snapshot.query.columns import TableColumn, columns, get, look_up, parse_keys, select
 from ..store.objects.counting import CountingStore
 from ..store.objects.stats import Reads
-from ..store.read.multi_get import NO_HASTE, Haste
+from ..store.read.multi_get import DEFAULT_READ_AHEAD, ReadAhead
 from ..store.read.open_rows import OpenRows
 from ..store.sst.arrow_types import python_rows
 from ..store.sst.hashing import hash_keys, partition_of
@@ -389,7 +389,7 @@ class Moment(Shown):
         return manifest.table
 
     def rows_of(
-        self, table: str, keys: pa.Table, *, seen_ms: int = 0, haste: Haste = NO_HASTE
+        self, table: str, keys: pa.Table, *, seen_ms: int = 0, haste: ReadAhead = DEFAULT_READ_AHEAD
     ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """The visible columns of the rows of keys, in their order, and which are there; nulls where one is not.
 

@@ -234,7 +234,7 @@ class Committer:
                 by=claimed.by,
                 now_ms=change.manifest.time_ms,
                 writer=claimed.writer,
-                taken=self._meter.take if self._meter is not None else None,
+                take_stats=self._meter.take if self._meter is not None else None,
             ).manifest
             ended = time.monotonic()
             if self._meter is not None:

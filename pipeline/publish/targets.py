@@ -72,7 +72,7 @@ class Book:
     def check_epoch(self) -> None:
         """Raise `Fenced` where somebody took the stage over."""
         claimed = self.claimed
-        head = history.head(self.store, claimed.app, claimed.stage, known=claimed.version)
+        head = history.head(self.store, claimed.app, claimed.stage, hint=claimed.version)
         commit.check_epoch(head or claimed, claimed.epoch)
 
 

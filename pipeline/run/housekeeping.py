@@ -118,7 +118,7 @@ class LagReporter:
             found = {}
             for stage in sorted(names):
                 known = self._others.get(stage)
-                head = history.head(self.store, app, stage, known=known.version if known else 0)
+                head = history.head(self.store, app, stage, hint=known.version if known else 0)
                 if head is not None and not head.retired:
                     found[stage] = head
             self._others = found

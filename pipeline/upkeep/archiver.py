@@ -199,7 +199,7 @@ class Archiver(Listener):
         read = (at.topic_id for at in stands if is_known(at.topic_id))
         topic_id, known = next(read, "") or self._kafka.topic_id(topic.name), topic.head
         life = known.life if known is not None else index.topics(self._store, self._app).get(topic.name, 1)
-        head = index.newest(self._store, self._app, topic.name, life, known=known)
+        head = index.newest(self._store, self._app, topic.name, life, previous=known)
         if head is not None and topic_id and head.topic_id not in ("", topic_id):
             _log.warning(
                 "topic %s was deleted and made anew: what is read of it goes to another input archive of %s; the old "

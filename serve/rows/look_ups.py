@@ -19,7 +19,7 @@ from ...common.instants import now_ms
 from ...errors import SlackwaterError, Usage
 from ...snapshot.query.columns import check_columns, hashed_key, hashed_keys, select
 from ...store.objects.memory import MemoryStore
-from ...store.read.multi_get import Haste, multi_get
+from ...store.read.multi_get import ReadAhead, multi_get
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import HASH, OP, SEQ
 from ...store.sst.writer import write
@@ -31,7 +31,7 @@ _MOST_KEYS = 2_000
 _MOST_VALUES, _VALUES_A_KEY = 12_000, 20
 """Of one request that waits for no thread: some milliseconds, in which the event loop answers nobody else. To find a
 key takes as long as so many values."""
-_HASTE = Haste(index_bytes=512 << 10, unfiltered=4, ahead_bytes=1 << 20)
+_HASTE = ReadAhead(index_bytes=512 << 10, unfiltered=4, ahead_bytes=1 << 20)
 """A round trip takes as long as a megabyte or two."""
 _HASTE_NOW = replace(_HASTE, whole_bytes=2 << 20)
 """What is newest is to be open anyway. Such an SST takes no longer whole than by ranges."""
@@ -232,4 +232,4 @@ def rehearse() -> None:
     own = {HASH: hashes, "v": [1], SEQ: [1], OP: pa.array([0], pa.int8())}
     rows = pa.table({"k": keys["k"]} | own)
     sst = write(store, None, app="a", stage="s", table=table, partition=0, rows=rows)
-    multi_get(store, None, [sst], table, hashes, keys, haste=_HASTE)
+    multi_get(store, None, [sst], table, hashes, keys, read_ahead=_HASTE)

@@ -147,7 +147,7 @@ def _show(
     expires = any(sst.expiring for sst in ssts)
     rows = " UNION ALL ".join(
         f"SELECT {some.select(con, [*names, *([EXPIRES] if expires else [])])}, filename, file_row_number FROM "
-        f"{from_files([paths[ssts[place].object] for place in some.places], by_name=True, filename=True)}"
+        f"{from_files([paths[ssts[place].object] for place in some.positions], by_name=True, filename=True)}"
         for some in alike(ssts, paths, high.table)
     )
     con.execute("SET allowed_paths = $files", {"files": files})

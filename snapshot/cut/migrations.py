@@ -110,7 +110,7 @@ class Migration(Struct, frozen=True):
     @property
     def did(self) -> str:
         """What became of the app, in a word."""
-        return KINDS[self.kind].taken.partition(" ")[0]
+        return KINDS[self.kind].fate.partition(" ")[0]
 
     @property
     def kind(self) -> VersionKind:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from ...errors import NotFound, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.multi_get import NO_HASTE, Haste, multi_get
+from ...store.read.multi_get import DEFAULT_READ_AHEAD, ReadAhead, multi_get
 from ...store.sst.arrow_types import python_value, python_values
 from ...store.sst.hashing import PLAIN, hash_key, hash_keys, normalise_keys
 from ...store.sst.types import arrow_schema, visible_columns
@@ -205,7 +205,7 @@ def look_up(
     table: str,
     keys: pa.Table,
     *,
-    haste: Haste = NO_HASTE,
+    haste: ReadAhead = DEFAULT_READ_AHEAD,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """The visible columns of the rows of many keys, as `parse_keys` gives them, in their order; and which are there.
 
@@ -216,7 +216,7 @@ def look_up(
     assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  the cut has it
     hashes, clock_ms = hash_keys(keys, keys.schema.names), cut.clock_ms(table)
     values, present = multi_get(
-        store, cache, manifest.ssts, manifest.table, hashes, keys, clock_ms=clock_ms, haste=haste
+        store, cache, manifest.ssts, manifest.table, hashes, keys, clock_ms=clock_ms, read_ahead=haste
     )
     rows = pa.table([*keys.columns, *values.columns], [*keys.schema.names, *values.schema.names])
     return rows.select(visible_schema(manifest.table).names), present

@@ -46,7 +46,7 @@ class CountingStore(Wrapper):
         super().__init__(inner)
         self._on_request = on_request
         self._lock = Lock()
-        # Since the start or the last `reset`: requests by method, sums by field of `Stats`, what `take` gave of these.
+        # Since the last `reset`: requests by method, sums by field of `Stats`, and sums that `take` returned.
         self._counts, self._totals, self._taken = Counter[str](), Counter[str](), Counter[str]()
 
     @property
@@ -97,7 +97,7 @@ class CountingStore(Wrapper):
         try:
             result = request()
         finally:
-            # A request that fails is a request.
+            # Failed requests count, too.
             self._count(method, read=len(result or b""), written=len(sent))
         return result
 
@@ -135,7 +135,7 @@ def shared_stats(folder: Path) -> Stats:
     total = Stats()
     for file in sorted(folder.glob("*")):
         with file.open("rb") as opened:
-            # One that is just being made has its size in a moment.
+            # A file that is just being created may not have its full size yet.
             if opened.seek(0, 2) < _BYTES:
                 continue
             mapped = mmap.mmap(opened.fileno(), _BYTES, access=mmap.ACCESS_READ)

@@ -94,13 +94,13 @@ class LocalStore(OtherRoots):
                 try:
                     stat = entry.stat()
                 except FileNotFoundError:
-                    continue  # deleted since its folder was read
+                    continue  # deleted since the folder was read
                 yield ObjectInfo(key, stat.st_size, stat.st_mtime_ns // 1_000_000)
 
     def list_folders(self, prefix: str) -> Iterator[str]:
         with self._translated("list", prefix):
             for key, entry in self._entries(prefix):
-                # As on S3, a folder is what its objects' keys have in common: an empty one does not exist.
+                # As on S3, a folder is a common prefix of keys: empty folders do not exist.
                 if key.endswith("/") and self._has_objects(self._root / key):
                     yield entry.name
 
@@ -110,7 +110,7 @@ class LocalStore(OtherRoots):
             try:
                 path.unlink()
             except OSError as error:
-                # For a folder, which is no object, Linux answers EISDIR and macOS EPERM.
+                # For a folder, Linux answers EISDIR and macOS EPERM.
                 if error.errno not in _ABSENT and not path.is_dir():
                     raise
 
@@ -174,7 +174,7 @@ class LocalStore(OtherRoots):
                     if beyond and key.startswith(prefix):
                         matches.append((key, entry))
         except Refused:
-            return []  # no key can start like this
+            return []  # no valid key has this prefix
         except OSError as error:
             if error.errno not in _ABSENT:
                 raise

@@ -23,7 +23,7 @@ def many(ask: Callable[[T], R], items: Iterable[T], workers: int = _WORKERS, *, 
             while under_way:
                 yield under_way.popleft().result()
         finally:
-            # Where one failed, or nobody wants the rest: what has not begun does not begin.
+            # After a failure, or if the caller stops reading, pending calls are not started.
             for waiting in under_way:
                 waiting.cancel()
 

@@ -18,7 +18,7 @@ class MemoryStore(OtherRoots):
 
     def __init__(self) -> None:
         super().__init__()
-        # Two stores are never the same root, so their URLs differ.
+        # Two stores never share a root, so their URLs differ.
         self._url = f"memory:{next(_numbers)}"
         self._lock = Lock()
         self._objects: dict[str, tuple[bytes, int]] = {}

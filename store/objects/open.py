@@ -63,7 +63,7 @@ def open_store(
             raise Usage(f"store {url!r} is a path of Windows; expected {_SUPPORTED}")
         return _folder(url, url, open_other)
     if _CREDENTIALS.match(url):
-        # Nor is the root repeated: what is written there is often a secret.
+        # The error does not repeat the root, which often contains a secret here.
         raise Usage(
             f"the store root has a user or a key before '@': expected {_SUPPORTED}",
             hint="leave it out; S3's credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
@@ -86,7 +86,7 @@ def open_store(
                 )
             if not _is_prefix(prefix):
                 raise Usage(f"store {url!r} has an empty, '.' or '..' name in its prefix {prefix!r}")
-            # boto3 takes a quarter of a second to import: only those who use S3 wait for it.
+            # boto3 takes a quarter of a second to import, so it is loaded only for S3.
             from .s3.store import S3Store
 
             return S3Store(bucket, prefix, patience_s=patience_s, settings=settings, place=place)

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from ...errors import ObjectNotFound, Refused
 
-# Listings are XML, which cannot say control characters; lone surrogates are not text.
+# Listings are XML, which cannot contain control characters; lone surrogates are not valid text.
 UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _MAX_SEGMENT_BYTES = 255
 

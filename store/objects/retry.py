@@ -61,7 +61,7 @@ class RetryBudget:
             now_s = self.clock()
             self._tokens = min(self.at_once, self._tokens + (now_s - self._filled_s) * self.per_s)
             self._filled_s = now_s
-            # What ticks of the clock add up to may fall short of a whole by a rounding.
+            # Sums of refills may miss a whole token by a rounding error.
             if self._tokens < 1 - 1e-9:
                 return False
             self._tokens -= 1
@@ -77,8 +77,8 @@ class TransientError(Exception):
     """A failed attempt that may succeed when retried; its text is the reason, for a person to read."""
 
 
-# Not botocore's retries, which end after a number of attempts and not of seconds, nor tenacity's, which share no budget
-# and take no clock: the laws over crowds of requests (test_retry_budget.py) could not be tested.
+# botocore limits the number of attempts, not the time. tenacity has no shared budget and no injectable clock, which the
+# tests of many concurrent clients (test_retry_budget.py) need.
 @dataclass(eq=False)
 class Retry:
     """Retries requests to one server until they succeed or `patience_s` is over. Safe to use from many threads.
@@ -89,7 +89,7 @@ class Retry:
     recovery.
     """
 
-    what: str
+    server: str
     """Name of the server for messages, without credentials."""
     patience_s: float
     """Time for which one request is retried, in seconds from its first failure."""
@@ -107,7 +107,7 @@ class Retry:
 
     def __post_init__(self) -> None:
         self._budget = self.budget or RetryBudget(clock=self.clock)
-        self._random = random.Random(self.seed)  # noqa: S311 - spreads load, guards nothing
+        self._random = random.Random(self.seed)  # noqa: S311 - not for security
         self._lock = Lock()
         self._has_answered = self._reported = False
         self._away_since: float | None = None
@@ -120,7 +120,7 @@ class Retry:
         while True:
             began_s = self.clock()
             try:
-                # A server that never answered may be none: its silence is reported before it ends.
+                # A server that never answered may be a wrong address: report its silence before the request ends.
                 with nullcontext() if self._has_answered else on_silence(self._silent, self.silent_s):
                     result = attempt()
             except TransientError as error:
@@ -129,17 +129,17 @@ class Retry:
                     first_failure_s = now_s
                 elapsed_s = now_s - first_failure_s
                 left_s = self.patience_s - elapsed_s
-                # A rest that the clock is too coarse to see would never be slept away.
+                # A remainder below the clock's resolution would never elapse.
                 if left_s < _SHORTEST_S:
                     raise Unavailable(
-                        f"{self.what} did not answer for {elapsed_s:.0f} s: {error}",
+                        f"{self.server} did not answer for {elapsed_s:.0f} s: {error}",
                         hint=address_of(self.setting) or "see that it runs and can be reached from here",
                     ) from error.__cause__
-                trying = f"{self.what} does not answer ({error}); trying again for {self.patience_s:.0f} s"
+                trying = f"{self.server} does not answer ({error}); trying again for {self.patience_s:.0f} s"
                 self._away(began_s, _QUIET_S, trying)
                 paid, delay_s = self._back_off(delay_s, left_s)
             except Exception:
-                self._answered(repeated=paid)  # it refused, so it is there
+                self._answered(repeated=paid)  # a refusal is an answer
                 raise
             else:
                 self._answered(repeated=paid)
@@ -148,7 +148,7 @@ class Retry:
     def _silent(self) -> None:
         if not self._has_answered:
             since_s = self.clock() - self.silent_s
-            self._away(since_s, 0, f"{self.what} has not answered for {self.silent_s:.0f} s")
+            self._away(since_s, 0, f"{self.server} has not answered for {self.silent_s:.0f} s")
 
     def _away(self, since_s: float, quiet_s: float, silence: str) -> None:
         """Record that the server has been unreachable since `since_s`; warn once if that is at least `quiet_s` ago."""
@@ -186,4 +186,4 @@ class Retry:
             away_since, reported = self._away_since, self._reported
             self._away_since, self._reported = None, False
         if reported and away_since is not None:
-            _log.warning("%s is back after %.0f s", self.what, self.clock() - away_since)
+            _log.warning("%s is back after %.0f s", self.server, self.clock() - away_since)

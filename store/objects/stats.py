@@ -51,14 +51,13 @@ class Stats(Struct, frozen=True, omit_defaults=True):
     commit_ms: Sum = 0
 
     def __add__(self, other: "Stats") -> "Stats":
-        return Stats(*(left + right for left, right in zip(astuple(self), astuple(other), strict=True)))
+        return Stats(*(own + other_count for own, other_count in zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, other: "Stats") -> "Stats":
-        return Stats(*(left - right for left, right in zip(astuple(self), astuple(other), strict=True)))
+        return Stats(*(own - other_count for own, other_count in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def requests(self) -> int:
-        """Requests of all verbs."""
         return self.gets + self.puts + self.lists + self.deletes
 
 
@@ -110,7 +109,6 @@ class Reads:
     """Counters of look-ups. Each starts at 0 and only grows. Not locked: use one object per thread, then `add`."""
 
     requests: int = 0
-    """Requests to the store."""
     round_trips: int = 0
     """Round trips to the store: concurrent requests count once."""
     bytes: int = 0
@@ -120,7 +118,6 @@ class Reads:
     touched_bytes: int = 0
     """Bytes of the row groups that keys fall in by their hash, also those that a filter ruled out."""
     keys: int = 0
-    """Keys looked up."""
     searched: int = 0
     """Probes: pairs of a key and an SST whose range of hashes has the key's, newest first until the key is found."""
     filtered: int = 0

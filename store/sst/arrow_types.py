@@ -22,7 +22,7 @@ _PLAIN: dict[str, pa.DataType] = {
     "date32[day]": pa.date32(),
     "timestamp[us]": pa.timestamp("us"),
     "timestamp[us, tz=UTC]": pa.timestamp("us", "UTC"),
-    # Spark's names, as the types in which pyspark hands such columns to Arrow.
+    # Spark's names, with the types that pyspark uses for such columns in Arrow.
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),
     "smallint": pa.int16(),
@@ -121,7 +121,7 @@ def python_values(column: pa.ChunkedArray | pa.Array) -> list[object]:
         try:
             return list(column.to_pylist())
         except (OverflowError, ValueError):
-            pass  # one by one
+            pass  # convert values one by one
     return [python_value(scalar) for scalar in column]
 
 
@@ -146,7 +146,7 @@ def python_value(scalar: pa.Scalar) -> object:
         try:
             return scalar.as_py()
         except (OverflowError, ValueError):
-            pass  # as text
+            pass  # converted to text below
     return _convert(scalar)
 
 
@@ -190,20 +190,20 @@ def _convert(scalar: pa.Scalar) -> object:
         per_second = PER_SECOND[kind.unit]
         seconds, ticks = divmod(scalar.value, per_second)
         if not 0 <= seconds < _DAY_S:
-            return f"{scalar.value} {kind.unit}"  # of no day
+            return f"{scalar.value} {kind.unit}"  # not a time of day
         return (
             _clock(seconds, ticks, per_second)
             if ticks * 10**6 % per_second
             else _time(seconds, ticks, per_second).time()
         )
     if types.is_duration(kind):
-        # Pandas' spans have nanoseconds, and no words that Python's have.
+        # Durations with nanoseconds have no Python type.
         whole, finer = divmod(scalar.value * 10**6, PER_SECOND[kind.unit])
         try:
             return f"{scalar.value} {kind.unit}" if finer else timedelta(microseconds=whole)
         except OverflowError:
             return f"{scalar.value} {kind.unit}"
-    # Of a union, a dictionary or an extension type the value is one of another type.
+    # The value of a union, a dictionary or an extension type has another type.
     return python_value(scalar.value)
 
 
@@ -214,7 +214,7 @@ def _timestamp(scalar: pa.Scalar, per_second: int) -> object:
     kind, (seconds, ticks) = scalar.type, divmod(scalar.value, per_second)
     if not ticks * 10**6 % per_second:
         try:
-            # Of whole microseconds, Python's own if it has one.
+            # Whole microseconds fit Python's type, within its range of years.
             micros = pa.scalar(seconds * 10**6 + ticks * 10**6 // per_second, pa.int64())
             return micros.cast(pa.timestamp("us", kind.tz)).as_py()
         except (OverflowError, ValueError):

@@ -36,7 +36,7 @@ def chunks_in(data: bytes) -> dict[int, bytes]:
 
     Raises `ValueError` if the header is not the only kind that the specification has.
     """
-    # The header is shorter than a block: field 1, an i32 in zigzag, says how many bytes of bits follow.
+    # The header is shorter than a block; its field 1, a zigzag i32, is the number of bytes of bits.
     start = len(data) % _BLOCK_BYTES
     header, size = bytearray(b"\x15"), (len(data) - start) << 1
     while size > 0x7F:

@@ -113,7 +113,7 @@ def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArra
     if tied.size:
         repeats[tied] = _repeats(keys, order, tied)
         if not repeats[tied].all():
-            # Different keys with one hash. Those runs of equal hashes are put in order of the key, too.
+            # Different keys share a hash: sort their runs of equal hashes by key, too.
             members = np.union1d(tied, tied - 1)
             parts = (part for column in keys.take(pa.array(order[members])).columns for part in _sortable(column))
             runs = pa.table({"hash": hashes[members], **{str(i): part for i, part in enumerate(parts)}})
@@ -139,7 +139,7 @@ def digests(column: pa.Array | pa.ChunkedArray) -> U64:
 
 def _digest(column: pa.Array, seeds: U64) -> U64:
     if pa.types.is_struct(column.type):
-        # A struct of nulls is another value than a null in its place.
+        # A struct of nulls differs from a null struct.
         begun = hash_u32(np.ones(len(column), np.uint32), seeds)
         hashed = reduce(lambda running, child: _digest(child, running), column.flatten(), begun)
     elif pa.types.is_list(column.type) or pa.types.is_map(column.type):
@@ -153,7 +153,7 @@ def _digest(column: pa.Array, seeds: U64) -> U64:
         hashed = seeds
     else:
         hashed = _hash_column("", column, seeds)
-    # Null is a value here, and does not leave the seed as it is.
+    # Null is a value here, and changes the seed.
     return np.where(np.asarray(column.is_valid()), hashed, hash_u32(np.zeros(len(column), np.uint32), ~seeds))
 
 
@@ -202,7 +202,7 @@ def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(column, pa.Array):
         return column
     combined = column.combine_chunks()
-    # A column beyond 2 GiB of characters stays in chunks; no batch of keys comes near.
+    # A column beyond 2 GiB of text stays chunked; batches of keys are far smaller.
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
 
@@ -251,7 +251,7 @@ def _hash_column(name: str, column: pa.Array, seeds: U64) -> U64:
             return hash_u32(floats.view(np.uint32), seeds)
         return hash_u64(floats.view(np.uint64), seeds)
     if types.is_decimal128(kind):
-        # Unscaled 128-bit integers as rows of two words, the lower first.
+        # Unscaled 128-bit integers as rows of two 64-bit halves, the lower first.
         halves = np.frombuffer(column.buffers()[1], "<u8", 2 * len(column), 16 * column.offset).reshape(-1, 2)
         if kind.precision <= _LONG_DECIMAL_DIGITS:
             return hash_u64(np.ascontiguousarray(halves[:, 0]), seeds)
@@ -276,7 +276,7 @@ def _as_big_integers(halves: U64) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np
     """Return bytes and offsets like Java's `BigInteger.toByteArray`: the fewest big-endian bytes with the sign."""
     big_endian = halves[:, ::-1].astype(">u8").view(np.uint8).reshape(-1, 16)
     sign = np.where(big_endian[:, :1] & 0x80, 0xFF, 0).astype(np.uint8)
-    # The first byte that says something: not the sign's, or whose follower's top bit would say another sign.
+    # The first significant byte: it is not the sign's, or the next byte's top bit would change the sign.
     informs = big_endian[:, :-1] != sign
     informs |= (big_endian[:, 1:] ^ sign) & 0x80 != 0
     drop = np.where(informs.any(axis=1), informs.argmax(axis=1), 15)

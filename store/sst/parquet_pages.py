@@ -29,7 +29,7 @@ def _field(number: int, kind: Any) -> Any:
     return number, kind
 
 
-class _Struct(TBase):  # type: ignore[misc]  # Thrift has no types
+class _Struct(TBase):  # type: ignore[misc]  # thrift has no type hints
     """A Thrift struct whose fields are declared by `_field`; missing fields are None."""
 
     thrift_spec: ClassVar[tuple[Any, ...]]
@@ -200,7 +200,7 @@ def file_of_pages(
             has_dictionary = was.dictionary_page_offset is not None and bool(data)
             num_values = num_rows
             if several:
-                # All of a chunk comes as one piece.
+                # A whole chunk is read as one piece.
                 is_whole = num_rows == group.num_rows
                 num_values = was.num_values if is_whole else sum(map(_num_values, data[has_dictionary:]))
             fields = {
@@ -217,8 +217,8 @@ def file_of_pages(
         groups.append(RowGroup(columns=chunks, total_byte_size=group.total_byte_size, num_rows=num_rows))
     prefix, suffix = _footer_without_rows(schema)
     rows = FileMetaData(num_rows=sum(group.num_rows for group in groups), row_groups=groups)
-    # As the number of a field counts from the field before: the third of a structure that begins with it, and so of one
-    # that has two before. What ends the structure comes after it all.
+    # Thrift encodes field numbers as deltas. In `rows`, field 3 has delta 3 because it is the first; in the footer it
+    # follows field 2, so its header byte is replaced by one with delta 1. The stop byte comes with the suffix.
     footer = prefix + b"\x16" + serialize(rows, _COMPACT)[1:-1] + suffix
     return b"".join((*body, footer, len(footer).to_bytes(4, "little"), b"PAR1"))
 
@@ -237,6 +237,6 @@ def _footer_without_rows(schema: pa.Schema) -> tuple[bytes, bytes]:
     sink = pa.BufferOutputStream()
     pq.ParquetWriter(sink, schema).close()
     data = sink.getvalue().to_pybytes()
-    # No rows, and an empty list of structures. What follows is text and the order of columns, and has no such bytes.
+    # Zero rows, then an empty list of structs. Only text and column orders follow, which have no such bytes.
     prefix, _, suffix = data[-8 - int.from_bytes(data[-8:-4], "little") : -8].rpartition(b"\x16\x00\x19\x0c")
     return prefix, suffix

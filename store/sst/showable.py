@@ -57,7 +57,7 @@ def changed_inside(
     if not (types.is_struct(kind) or types.is_map(kind) or types.is_list(kind)):
         return of_leaf(array)
     if array.offset:
-        array = array.take(pa.array(np.arange(len(array))))  # an array of its own: nulls and offsets from the start
+        array = array.take(pa.array(np.arange(len(array))))  # copy, so that nulls and offsets begin at 0
     mask = array.is_null() if array.null_count else None
 
     def inside(part: pa.Array) -> pa.Array:
@@ -87,7 +87,7 @@ def _is_showable(array: pa.Array) -> bool:
 
 def _is_text(array: pa.Array) -> bool:
     try:
-        # Without a copy; on its way back each byte is looked at.
+        # The cast to binary copies nothing; the cast back validates each byte.
         array.cast(pa.large_binary()).cast(pa.large_string())
     except pa.ArrowInvalid:
         return False

@@ -73,7 +73,7 @@ def sorted_runs(ssts: Iterable[Sst]) -> tuple[tuple[Sst, ...], ...]:
     when the partition was several, or as outputs of one merge; and SSTs of one level, 1 or more, that follow each other
     in `_seq` and do not overlap in `_hash`, so that at most one of them has a given key.
     """
-    # The smallest groups of SSTs that do not overlap each other in `_seq`.
+    # Smallest groups of SSTs such that groups do not overlap in `_seq`.
     groups: list[list[Sst]] = []
     oldest = 0
     for sst in sorted(ssts, key=lambda sst: (-sst.seq_max, sst.hash_min)):

@@ -55,7 +55,7 @@ def seen_clock_ms(manifest: Manifest, at_ms: int) -> int:
 
     `at_ms` of 0 reads the version by its own clock, which gives the same rows at any time.
     """
-    # By write time a version's rows go on expiring until the next one is committed.
+    # By write time, rows of the newest version continue to expire until the next commit.
     return batch_clock_ms(manifest, at_ms) if at_ms else manifest.clock_ms
 
 
@@ -114,7 +114,7 @@ def expired_suffix(runs: Sequence[Sequence[Sst]], clock_ms: int) -> int | None:
         for sst in runs[position]:
             total += sst.bytes
             if may_have_expired(sst, clock_ms):
-                # Their times are taken as spread evenly.
+                # Assumes evenly spread expiry times.
                 span = sst.expires_max - sst.expires_min
                 reached = 1.0 if clock_ms >= sst.expires_max else (clock_ms - sst.expires_min) / span
                 expired += sst.bytes * (reached * sst.expiring / sst.rows)

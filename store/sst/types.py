@@ -16,10 +16,8 @@ SEQ = "_seq"
 OP = "_op"
 """Column of an SST: `PUT` or `TOMBSTONE`."""
 EXPIRES = "_expires_at"
-"""Column of an SST whose table has, or had, a time to live: expiry time of the row, milliseconds since 1970 UTC.
-
-Null, and a missing column: never.
-"""
+"""Column of an SST whose table has, or had, a time to live: expiry time of the row, milliseconds since 1970 UTC. Null,
+and a missing column: never."""
 PREV = "_prev_seq"
 """Column of an SST: `_seq` of the key's previous row, even a tombstone or expired; 0 for none, null for unknown."""
 DUE = "_due_at"

@@ -94,7 +94,7 @@ class SstWriter:
         self._num_tombstones += pc.sum(pc.equal(rows.column(OP), TOMBSTONE)).as_py()
         self._showable = self._showable and all_showable(rows)
         self._writer = self._writer or self._begin(rows)
-        # Of several chunks, Arrow ends pages where the chunks end, in one column and not in another.
+        # With several chunks, Arrow would end pages at chunk ends, which differ by column.
         self._writer.write_table(rows.combine_chunks(), row_group_size=self._row_group_rows)
 
     def _begin(self, rows: pa.Table) -> pq.ParquetWriter:
@@ -103,7 +103,7 @@ class SstWriter:
         widest = max(column.nbytes for column in rows.columns) / rows.num_rows
         least = min(_ROW_GROUP_LEAST, ROW_GROUP_ROWS)
         self._row_group_rows = max(least, min(ROW_GROUP_ROWS, int(ROW_GROUP_BYTES / row_bytes)))
-        # The batches that Arrow writes: it ends pages between them.
+        # Arrow ends pages between its write batches.
         narrow = page_rows(rows.num_rows)
         wide = max(min(_PAGE_LEAST, narrow), min(narrow, int(_PAGE_BYTES / max(widest, 1))))
         sample = rows.slice(0, _SAMPLE_ROWS)
@@ -117,12 +117,12 @@ class SstWriter:
             write_statistics=[HASH, SEQ, *(name for name in (EXPIRES, DUE) if name in self._schema.names)],
             write_page_checksum=True,
             write_page_index=True,
-            # By rows alone, so that the pages of all columns begin with the same.
+            # Limited by rows alone, so that the pages of all columns begin at the same rows.
             max_rows_per_page=wide,
             data_page_size=_ENDLESS,
-            # A dictionary that grows too large ends a page after a batch, which counts values, not rows.
+            # A dictionary that grows too large ends a page after a batch, whose size counts values, not rows.
             write_batch_size=_ENDLESS if any(pa.types.is_nested(kind) for kind in self._schema.types) else wide,
-            # For a full row group; Arrow folds the filter of a smaller one.
+            # Sized for a full row group; Arrow folds the filter of a smaller one.
             bloom_filter_options={HASH: {"ndv": ROW_GROUP_ROWS, "fpp": FALSE_POSITIVES}},
         )
 
@@ -210,7 +210,7 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
         )
     in_order = bool((order[1:] > order[:-1]).all())
     rows = rows if in_order else rows.take(pa.array(order))
-    return pa.Table.from_arrays(rows.columns, schema=schema)  # with the columns' ids
+    return pa.Table.from_arrays(rows.columns, schema=schema)  # the schema has the columns' ids
 
 
 class RowsCache(Protocol):
@@ -283,17 +283,17 @@ def _encoding(schema: pa.Schema, repeating: frozenset[str]) -> dict[str, Any]:
     sink = pa.BufferOutputStream()
     pq.ParquetWriter(sink, schema).close()
     parquet = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
-    # Parquet's plain columns, those that a nested column is made of among them.
+    # Parquet's leaf columns, including those of nested columns.
     plain = {parquet.column(number).path: parquet.column(number).physical_type for number in range(len(parquet))}
-    # A dictionary pays for what repeats as a whole; of the rest, lengths apart from text are faster to read.
+    # A dictionary pays off for repeating values; other text is faster to read with separate lengths.
     apart = [field.name for field in schema if _is_text(field.type) and field.name not in repeating]
     text = [path for path, kind in plain.items() if kind == "BYTE_ARRAY" and path not in apart]
-    # lz4 is the fastest to read, and with the bytes of numbers apart it finds what zstd would. DuckDB reads this
-    # encoding for these types and for no others.
+    # lz4 is the fastest to read, and compresses byte-split numbers as well as zstd. DuckDB reads this encoding only
+    # for these types.
     is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_temporal)
     numbers = [field.name for field in schema if any(is_one(field.type) for is_one in is_number)]
     numbers = [name for name in numbers if name not in (HASH, SEQ, OP, PREV, EXPIRES)]
-    # Sorted hashes lie close to each other; nothing else makes them smaller.
+    # Delta encoding makes sorted hashes small; compression adds nothing.
     fast = dict.fromkeys(numbers, "lz4") | {HASH: "none"}
     return {
         "compression": dict.fromkeys(plain, "zstd") | fast,
@@ -324,5 +324,5 @@ def _with_checksums(data: pa.Buffer) -> tuple[bytes, int, int]:
     rows_end = max(chunk.meta_data.end for chunk in groups[-1].columns)
     added = b"".join((*chunks, *digests))
     filter_bytes = end - rows_end + sum(map(len, chunks))
-    # Nothing in a footer points at itself, so it may begin later.
+    # The footer can be moved, because no offset in it points into the footer.
     return b"".join((data.slice(0, end), added, data.slice(end))), filter_bytes, 8 * len(groups) + footer_bytes

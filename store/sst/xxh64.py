@@ -51,7 +51,7 @@ def hash_bytes(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], seed
     for begin in range(0, len(seeds), _BLOCK_ROWS):
         end = min(begin + _BLOCK_ROWS, len(seeds))
         first, last = offsets[begin], offsets[end]
-        # Eight bytes more, so that a whole word can be read at the last string's last byte.
+        # Eight extra bytes, so that a whole word can be read at the last byte of the last string.
         padded = np.zeros(last - first + 8, np.uint8)
         padded[:-8] = data[first:last]
         starts = offsets[begin:end] - first
@@ -64,7 +64,7 @@ def _hash_block(
     padded: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], seeds: U64
 ) -> U64:
     """XXH64 of strings of mixed lengths; `padded` has eight bytes after the last one."""
-    # The word that starts at each byte. Unaligned and overlapping: only ever indexed, never copied whole.
+    # The 64-bit word that starts at each byte: a view of overlapping words, never copied whole.
     windows = np.ndarray((len(padded) - 7,), np.dtype("<u8"), padded.data, strides=(1,))
     out = seeds + _P5
     long = np.flatnonzero(lengths >= 32)
@@ -108,7 +108,7 @@ def _hash_block(
 def _stripes(windows: U64, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], seeds: U64) -> U64:
     """The accumulator after all whole stripes of 32 bytes; every length is at least 32."""
     stripes = np.where(lengths > _LONG_BYTES, 0, lengths >> 5)
-    # Longest first: the strings still in play are always a prefix.
+    # Longest first, so that the unfinished strings are always a prefix.
     order = np.argsort(-stripes, kind="stable")
     stripes, starts, seeds = stripes[order], starts[order], seeds[order]
     lanes = [seeds + _P1_PLUS_P2, seeds + _P2, seeds.copy(), seeds + _MINUS_P1]

@@ -160,7 +160,7 @@ class Tail:
             by=self.by,
             now_ms=first_ms,
             writer=self.writer,
-            taken=self._store.take,
+            take_stats=self._store.take,
         )
         self.head, self._seen_s = made.manifest, time.monotonic()
         if known is None:
@@ -272,7 +272,7 @@ class Tail:
         change = Amendment("batch", update, epoch=expected.epoch)
         store = self._store
         made = amend(
-            store, expected, change, by=self.by, now_ms=batch.committed_ms, writer=self.writer, taken=store.take
+            store, expected, change, by=self.by, now_ms=batch.committed_ms, writer=self.writer, take_stats=store.take
         ).manifest
         self.head, self._misses, self._seen_s = made, 0, time.monotonic()
         rows = sum(sst.rows for ssts in new.values() for sst in ssts)

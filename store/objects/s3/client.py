@@ -43,11 +43,11 @@ _RIGHTS_HINT = "they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:Lis
 _KMS_HINT = "and kms:GenerateDataKey and kms:Decrypt of the key in [s3] sse_kms_key_id"
 
 _THROTTLED = ("429", "BandwidthLimitExceeded", "RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException")
-# The first says that another conditional put of this key is under way.
+# The first is the answer while another conditional put of the key is in progress.
 _BUSY = ("ConditionalRequestConflict", "InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable")
 _TRANSIENT_CODES = frozenset((*_THROTTLED, *_BUSY, "TooManyRequests", "TooManyRequestsException"))
 
-# versitygw's, with 404, for an access key that it does not know.
+# versitygw's code, with status 404, for an unknown access key.
 _UNKNOWN_ACCESS_KEY = "XAdminUserNotFound"
 
 _REGION_CODES = frozenset(
@@ -81,7 +81,7 @@ _lock = Lock()
 
 
 def _after_fork() -> None:
-    # It may be held by a thread that does not exist in the child.
+    # A thread that does not exist in the child may hold the lock.
     global _lock
     _lock = Lock()
 
@@ -111,7 +111,7 @@ def _connect(place: S3Place, read_timeout_s: float) -> Connection:
         bundle = str(session._session.get_config_variable("ca_bundle") or "")
         credentials = session.get_credentials()
     except ValueError as error:
-        # What stands before a '@' may be a password.
+        # The text before a '@' may be a password.
         shown = re.sub(r"\S*@", "", str(error))
         raise Usage(
             f"the S3 endpoint is not a URL: {shown}",
@@ -128,14 +128,14 @@ def _connect(place: S3Place, read_timeout_s: float) -> Connection:
 
 
 def _new_client(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client":
-    # One attempt each: `retry` repeats them, with a patience and words of our own.
+    # One attempt each: `retry` repeats them, within our own deadline.
     config = Config(
         connect_timeout=min(place.settings.connect_timeout_s, read_timeout_s),
         read_timeout=read_timeout_s,
         retries={"total_max_attempts": 1},
         max_pool_connections=_CONNECTIONS,
     )
-    # Servers that are not AWS's often know neither a bucket in the host name nor checksums in trailers.
+    # Servers other than AWS often support neither a bucket in the host name nor checksums in trailers.
     elsewhere = Config(
         s3={"addressing_style": "path"},
         request_checksum_calculation="when_required",
@@ -143,7 +143,7 @@ def _new_client(session: Session, place: S3Place, read_timeout_s: float) -> "S3C
     )
     verify = place.ca_bundle or None
     client = session.client("s3", endpoint_url=place.endpoint_url or None, config=config, verify=verify)
-    # Only the client knows which endpoint the environment and the configuration files name.
+    # Only a client resolves the endpoint from the environment and the configuration files.
     endpoint = without_credentials(client.meta.endpoint_url)
     if "@" in endpoint:
         raise ValueError("it has a '@' behind its host")
@@ -162,11 +162,9 @@ class _Handed(Credentials):
         self.now = ReadOnlyCredentials("", "", None, None)
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
-        """Return the credentials for the next request."""
         return self.now
 
     def load_credentials(self) -> Self:
-        """Return these credentials."""
         return self
 
 
@@ -179,7 +177,7 @@ def take(access: S3Access) -> S3Place:
     So a long-lived worker keeps one client for a place, however often the credentials change.
     """
     new = access.credentials
-    # One assignment: nobody signs with halves of two.
+    # A single assignment is atomic: no request is signed with parts of two credentials.
     _handed.setdefault(access.place, _Handed()).now = ReadOnlyCredentials(
         new.access_key, new.secret_key, new.token or None, None
     )
@@ -193,14 +191,14 @@ def session_at(place: S3Place) -> Session:
     configuration cannot be used.
     """
     if not place.handed_over:
-        # boto3 by itself knows AWS_DEFAULT_REGION only.
+        # boto3 itself reads only AWS_DEFAULT_REGION.
         return Session(region_name=place.region or os.environ.get("AWS_REGION") or None)
     if place.ca_bundle and not Path(place.ca_bundle).exists():
         raise Refused(
             f"{socket.gethostname()} has no {place.ca_bundle}, where AWS_CA_BUNDLE says that certificates to trust are",
             hint="AWS_CA_BUNDLE is that of the process that runs the app; put the file on each machine that has tasks",
         )
-    # This machine's profile and files may be somebody else's.
+    # This machine's profile and files may belong to another user.
     overrides = {"profile": (None, None, None, None), "config_file": _NO_FILE, "credentials_file": _NO_FILE}
     core = Core(overrides)
     core.set_config_variable("ignore_configured_endpoint_urls", True)
@@ -226,7 +224,7 @@ def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
         return {**params, **requested}
 
     def see(parsed: dict[str, Any], **_: Any) -> None:
-        # Some servers take any header that they do not know, and would keep the object in the clear.
+        # Some servers ignore unknown headers, and would store the object unencrypted.
         if "Error" not in parsed and parsed.get("ServerSideEncryption") != settings.sse:
             if upload := parsed.get("UploadId"):
                 s3.abort_multipart_upload(Bucket=parsed["Bucket"], Key=parsed["Key"], UploadId=upload)
@@ -238,7 +236,7 @@ def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
             )
 
     for operation in ("PutObject", "CreateMultipartUpload"):
-        # The stubs know of no handler that returns something.
+        # The type stubs do not allow handlers with a return value.
         s3.meta.events.register(f"provide-client-params.s3.{operation}", cast("Callable[..., None]", ask))
         s3.meta.events.register(f"after-call.s3.{operation}", see)
 
@@ -281,7 +279,7 @@ def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> It
             ) from None
         if code in expected:
             raise
-        # 501 is how some servers say that they know no conditional writes.
+        # Some servers answer 501 because they do not support conditional writes.
         if code in _TRANSIENT_CODES or status == 429 or (status >= 500 and status != 501):
             raise TransientError(f"{status} {code}") from error
         if code in _REGION_CODES or status == 301:
@@ -297,7 +295,7 @@ def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> It
     except (boto.NoCredentialsError, boto.PartialCredentialsError) as error:
         raise Refused(f"no credentials for {where}: {error}", hint=_CREDENTIALS_HINT) from None
     except (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError, HTTPError) as error:
-        # In a few words: boto3's own sentence repeats the URL.
+        # boto3's own message repeats the URL.
         reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "the connection broke")
         raise TransientError(reason) from error
     except (boto.ChecksumError, boto.FlexibleChecksumError) as error:

@@ -26,7 +26,7 @@ _SSE = ("AES256", "aws:kms")
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=86_400)]
 _Several = Annotated[int, msgspec.Meta(ge=1, le=64)]
-# S3's own limits: for all parts but the last, and for one request.
+# S3's limits: the least size of parts except the last, and the largest of one request.
 _Part = Annotated[int, msgspec.Meta(ge=5 * _MIB, le=5 << 30)]
 
 

@@ -85,7 +85,7 @@ class S3Store(OtherRoots):
         return f"S3Store({self.url!r})"
 
     def __getstate__(self) -> dict[str, object]:
-        # Connections and locks stay behind when a store is sent to another process.
+        # Connections and locks cannot be pickled.
         return {**self.__dict__, "_connected": None, "_others": {}}
 
     @property
@@ -131,7 +131,7 @@ class S3Store(OtherRoots):
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_range(start, length)
-        # HTTP has no empty range; one byte tells whether the object exists.
+        # HTTP has no empty range; reading one byte checks that the object exists.
         return self._get(key, max(length, 1), start)[0][:length]
 
     def _get(self, key: str, length: int, start: int, **condition: Any) -> tuple[bytes, str, int]:
@@ -153,7 +153,7 @@ class S3Store(OtherRoots):
             return self._call(request, expected=(*_NO_BYTES, _PRECONDITION_FAILED) if condition else _NO_BYTES)
         except ClientError as error:
             if error_code(error) == _NO_SUCH_RANGE:
-                return b"", "", 0  # it starts at the object's end or after it
+                return b"", "", 0  # the range starts at the object's end or after it
             if error_code(error) == _NO_SUCH_KEY:
                 raise ObjectNotFound(key, self.url) from None
             raise
@@ -172,14 +172,14 @@ class S3Store(OtherRoots):
         `Refused` if the upload is aborted by others repeatedly before it is complete.
         """
         config = TransferConfig(
-            # Decided by our own threshold.
+            # The caller has applied the threshold.
             multipart_threshold=1,
             multipart_chunksize=self._settings.part_bytes,
             max_concurrency=self._settings.parallel_parts,
-            # The other one would talk to S3 by a client of its own.
+            # The CRT client would create its own S3 client.
             preferred_transfer_client="classic",
         )
-        # It copies each part before it sends it: no more of them than are on their way.
+        # The manager copies parts into memory: no more than are in transfer.
         config.max_in_memory_upload_chunks = self._settings.parallel_parts
         for _ in range(_TRIES):
             patient = cast("BaseClient", _Patient(self._call, self._connect()[0].s3))
@@ -187,7 +187,7 @@ class S3Store(OtherRoots):
                 with create_transfer_manager(patient, config) as manager:
                     manager.upload(BytesIO(data), self._bucket, name).result()
             except ClientError as error:
-                # Its completion was lost on the way back, and is not known any more; or somebody has aborted it.
+                # The answer to its completion was lost, and the upload is forgotten; or somebody aborted it.
                 if error_code(error) != _NO_SUCH_UPLOAD:
                     raise
             else:
@@ -213,7 +213,7 @@ class S3Store(OtherRoots):
         extra = {"StartAfter": self._base + start_after} if start_after else {}
         for page in self._pages("list_objects_v2", "ContinuationToken", Prefix=self._base + prefix, **extra):
             for entry in page.get("Contents", ()):
-                # A key that ends with '/' is how some tools draw an empty folder.
+                # Some tools create keys that end with '/' for empty folders.
                 if not entry["Key"].endswith("/"):
                     modified_ms = int(entry["LastModified"].timestamp() * 1000)
                     yield ObjectInfo(entry["Key"].removeprefix(self._base), entry["Size"], modified_ms)
@@ -267,9 +267,9 @@ class S3Store(OtherRoots):
         return retry.call(attempt)
 
     def _connect(self) -> tuple[Connection, Retry]:
-        # A forked child takes over neither connections nor locks.
+        # A forked child must not use its parent's connections and locks.
         if self._connected is None or self._connected[0] != os.getpid():
-            # Who has little patience does not wait long for one answer.
+            # A short deadline also limits the wait for one answer.
             silence_s = min(self._settings.read_timeout_s, max(_SHORTEST_READ_S, self._patience_s))
             shared = connection(self._place, silence_s)
             where = f"S3 at {shared.endpoint}, bucket {self._bucket!r},"
@@ -291,13 +291,13 @@ class _Patient:
         self.complete_multipart_upload = partial(self._patiently, "complete_multipart_upload")
 
     def abort_multipart_upload(self, **params: Any) -> None:
-        # Once: the server may be away, and was waited for long enough.
+        # Not retried: the server may be unreachable, and the deadline has passed.
         with suppress(ClientError, BotoCoreError):
             self._s3.abort_multipart_upload(**params)
 
     def _patiently(self, method: str, **params: Any) -> Any:
         def attempt(s3: "S3Client") -> Any:
-            # When one part has failed for good, the others need not be waited for.
+            # If one part has failed for good, the others are pointless.
             if self._failed is not None:
                 raise self._failed
             if "Body" in params:
