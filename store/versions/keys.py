@@ -58,10 +58,11 @@ def check_columns(subject: str, names: Iterable[str], reserved: Collection[str] 
         if not _COLUMN.fullmatch(name):
             raise Usage(f"{subject}: column {name[:80]!r} is not usable: expected {COLUMN_IN_WORDS}")
         if name.casefold() in reserved:
-            raise Usage(f"{subject}: a column cannot be named {name!r}, which slackwater's own columns are; rename it")
+            raise Usage(f"{subject}: the column name {name!r} is reserved by slackwater; rename the column")
         if (other := seen.get(name.casefold())) is not None:
             raise Usage(
-                f"{subject}: columns {other!r} and {name!r} have one name for Spark and DuckDB; rename one of them"
+                f"{subject}: columns {other!r} and {name!r} differ only in case, which Spark and DuckDB ignore; "
+                "rename one of them"
             )
         seen[name.casefold()] = name
 
@@ -111,7 +112,6 @@ def note(folder: str, name: str | int) -> str:
 
 
 def manifests(app: str, stage: str) -> str:
-    """Return the prefix of one stage's manifests."""
     return f"{app}/stages/{stage}/manifests/"
 
 
@@ -121,7 +121,6 @@ def manifest(app: str, stage: str, version: int) -> str:
 
 
 def version_of(manifest_key: str) -> int:
-    """Return the version in a manifest's key."""
     return int(manifest_key.rsplit("/", 1)[-1].removesuffix(".json"))
 
 
@@ -136,7 +135,6 @@ def published(app: str, stage: str, sink: str) -> str:
 
 
 def ssts(app: str, stage: str) -> str:
-    """Return the prefix of one stage's SSTs."""
     return f"{app}/stages/{stage}/sst/"
 
 
@@ -184,15 +182,12 @@ def archive_indexes(archive: str) -> str:
 
 
 def archived(app: str, folder: str, ulid: str) -> str:
-    """Return the key of an object with records of an archive."""
     return f"{archive(app, folder)}{ulid}.parquet"
 
 
 def archived_pattern(app: str, folder: str) -> re.Pattern[str]:
-    """Return the pattern of the keys of an archive's objects with records."""
     return re.compile(rf"{re.escape(archive(app, folder))}{_FILE}")
 
 
 def captured_pattern(app: str) -> re.Pattern[str]:
-    """Return the pattern of the keys of objects with an app's captured records."""
     return re.compile(rf"{re.escape(app)}/snapshots/{NAME}/channels/{_FILE}")

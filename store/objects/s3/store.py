@@ -30,8 +30,8 @@ _NO_SUCH_RANGE = "InvalidRange"
 _NO_BYTES = (_NO_SUCH_KEY, _NO_SUCH_RANGE)
 _PRECONDITION_FAILED = "PreconditionFailed"
 _SETTING = (
-    "AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL (else AWS's configuration, or AWS itself), the bucket that of --store, "
-    "SLACKWATER_STORE or store in slackwater.toml"
+    "AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL (default: AWS's configuration, then AWS itself); the bucket comes from "
+    "--store, SLACKWATER_STORE or store in slackwater.toml"
 )
 _SHORTEST_READ_S = 5.0
 _CHUNK_BYTES = 1 << 16
@@ -126,7 +126,7 @@ class S3Store(OtherRoots):
                     raise
         raise Refused(
             f"object {self._name(key)!r} in bucket {self._bucket!r} was overwritten {_TRIES} times while it was read",
-            hint="see who else writes under this store root",
+            hint="find out what else writes under this store root",
         )
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -193,9 +193,9 @@ class S3Store(OtherRoots):
             else:
                 return
         raise Refused(
-            f"the upload of {name!r} in parts to bucket {self._bucket!r} was ended {_TRIES} times before it was "
+            f"the upload of {name!r} in parts to bucket {self._bucket!r} was aborted {_TRIES} times before it was "
             "complete",
-            hint="see who aborts uploads there: a lifecycle rule, or another program",
+            hint="find out what aborts uploads there: a lifecycle rule, or another program",
         )
 
     def put_if_absent(self, key: str, data: bytes) -> None:
