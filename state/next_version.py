@@ -241,7 +241,7 @@ def _put_out(name: str, sink: Sink, results: Sequence[TaskReport]) -> Sink:
 def _check_behind(topic: str, partition: int, end: int, new_end: int) -> None:
     if new_end <= end:
         raise AnotherTopic(
-            f"what was sent to {topic}[{partition}] ends at offset {new_end}, and what was sent before ended at {end}: "
+            f"messages just sent to {topic}[{partition}] end at offset {new_end}, but earlier ones ended at {end}: "
             "the topic was deleted and made again",
-            hint="run the app again: it says what is there, and the ways on",
+            hint="run the app again: its message says how to continue",
         )

@@ -94,18 +94,18 @@ def described(topic: str, stored: str, offsets: Sequence[int], current: TopicSta
     """Return a sentence with the former and the current state of a topic that was created again."""
     read = ", ".join(f"{topic}[{partition}]@{at}" for partition, at in enumerate(offsets))
     return (
-        f"topic {topic!r} was deleted and made again: it was {_named(stored)} with {_partitions(len(offsets))}, read "
-        f"up to {read}; now it is {_named(current.id)} with {_partitions(len(current.ends))}, and holds "
+        f"topic {topic!r} was deleted and made again: it had {_named(stored)} and {_partitions(len(offsets))}, read "
+        f"up to {read}; now it has {_named(current.id)} and {_partitions(len(current.ends))}, with "
         f"{current.holds(topic)}"
     )
 
 
 def _named(topic_id: str) -> str:
     if not topic_id:
-        return "one without a known id"
+        return "no known id"
     if topic_id.startswith(_EPOCHS):
-        return f"one of leader epochs {topic_id.removeprefix(_EPOCHS)}"
-    return f"the one of id {topic_id}"
+        return f"leader epochs {topic_id.removeprefix(_EPOCHS)}"
+    return f"id {topic_id}"
 
 
 def _partitions(count: int) -> str:

@@ -212,7 +212,7 @@ class NoRoom(Exception):
         self.row = row
         type_name = "long" if pa.types.is_integer(kind) else f"decimal({kind.precision}, {kind.scale})"
         label = f"the sum behind {column[1:-4]}" if is_internal(column) else column
-        self._says = label, f"would be {total:f}, for which a {type_name} has no room"
+        self._says = label, f"would be {total:f}, which does not fit a {type_name}"
         super().__init__(" ".join(self._says))
 
     def of(self, keys: pa.Table) -> BadRecord:
@@ -395,7 +395,7 @@ def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[s
             newer = pc.greater_equal(by, old_by) if function == "last" else pc.less(by, old_by)
             use_new = pc.fill_null(newer, pc.and_(pc.is_null(old_by), pc.is_valid(by)))
             return {name: pc.if_else(use_new, new, old), f"_{name}_by": pc.if_else(use_new, by, old_by)}
-    raise ValueError(f"{function} is no aggregate that is known here")
+    raise ValueError(f"unknown aggregate function {function!r}")
 
 
 def plus(name: str, old: Array, new: Array) -> Array:

@@ -85,11 +85,11 @@ class Join(Kind, frozen=True, tag="join"):
     in_any_order: ClassVar[bool] = True
     no_late_table: ClassVar[str] = "a join of one stream"
     no_ttl: ClassVar[tuple[str, str]] = (
-        "keeps what waits for a join, which would be gone too soon",
+        "keeps rows that wait for a join, which would expire too soon",
         "rows leave when the watermark has passed them",
     )
     not_final: ClassVar[tuple[str, str]] = (
-        "join(...), which emits each pair once, when it is there",
+        "join(...), which emits each pair only once",
         "leave emits= out; how='left' emits rows without a match when nothing can match them any more",
     )
 
@@ -140,13 +140,13 @@ def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> JoinSid
     part, time = list(times).index(name), times[name]
     if not time:
         raise Refused(
-            f"join: the rows of {name!r} have no watermark, which says their time and how long others wait for them",
-            hint=f'say .withWatermark("at", "10 minutes") of the DataFrame that is returned for {name!r}',
+            f"join: the rows of {name!r} have no watermark, which defines their time and how long matches wait",
+            hint=f'add .withWatermark("at", "10 minutes") to the DataFrame that is returned for {name!r}',
         )
     if time in key:
         raise Refused(
             f"join: the time of {name!r} is {time!r}, which is part of the key",
-            hint="leave it out of key=: the join compares the times of the two sides itself",
+            hint="remove it from key=: the join compares the times itself",
         )
     # As the table stores them: fields of structs in lists are nullable.
     columns = [pa.field(field.name, to_arrow(from_arrow(field.type))) for field in rows[part] if field.name not in key]

@@ -360,7 +360,7 @@ def check_value_names(names: Sequence[str], key: tuple[str, ...]) -> None:
         if name in key:
             raise Usage(f"column {name!r} is part of the key already; give the value another name")
         if is_internal(name):
-            raise Usage(f"column {name!r} starts with '_', which is kept for internal columns; rename it")
+            raise Usage(f"column {name!r} starts with '_', which is reserved for internal columns; rename it")
 
 
 def key_of_table(key: Sequence[str], values: Collection[str]) -> tuple[str, ...]:

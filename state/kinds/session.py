@@ -59,11 +59,11 @@ class Sessions(Kind, frozen=True, tag="sessions"):
         inner = self.state.core.bind(rows, key)
         if not isinstance(inner, BoundAggregates):
             raise Usage(
-                f"sessions ({self.column!r} of the key) are of state=aggregate(...), not of {self.state}",
-                hint="key by what the sessions are of, and keep them as a list in state=slackwater.update(...)",
+                f"sessions ({self.column!r} in the key) need state=aggregate(...), not {self.state}",
+                hint="remove the session from the key, and keep sessions as a list in state=slackwater.update(...)",
             )
         if reserved := sorted({*TIMES} & {*inner.values.names}):
-            raise Usage(f"column {reserved[0]!r} of a session is its time already; give the aggregate another name")
+            raise Usage(f"{reserved[0]!r} is a field of each session; give the aggregate another name")
         return BoundSessions(inner, self.column)
 
 
@@ -173,7 +173,7 @@ class BoundSessions(Bound):
         if starts.null_count or ends.null_count:
             raise Refused(
                 f"a row has no session in {self.column!r}",
-                hint="leave such rows out: F.session_window gives none without a time",
+                hint="filter such rows out: F.session_window is null if the time is null",
             )
         ids = np.concatenate([stored.ids, groups.ids.astype(np.int64)])
         start, end = np.concatenate([stored.start, _us(starts)]), np.concatenate([stored.end, _us(ends)])

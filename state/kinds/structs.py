@@ -70,10 +70,10 @@ class Structs:
             return value  # nearly always
         names = ", ".join(field.name for field in self._kind)
         if not isinstance(value, tuple | list):
-            problem = f"state variable {self._column!r}: {type(value).__name__} was given"
+            problem = f"state variable {self._column!r}: got {type(value).__name__}"
             raise Refused(f"{problem}; expected a tuple of {names}")
         if len(value) != self._kind.num_fields:
-            problem = f"state variable {self._column!r}: {len(value)} values were given"
+            problem = f"state variable {self._column!r}: got {len(value)} values"
             raise Refused(f"{problem}; expected {self._kind.num_fields}: {names}")
         plain_fields = [
             float(plain_field) if type(plain_field := _plain(field)) is int and python is float else plain_field
@@ -98,7 +98,7 @@ class Structs:
             return pa.array(written, inner).cast(field.type)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise Refused(
-                f"state variable {self._column!r}: a value of field {field.name!r} is no {field.type}: {error}"
+                f"state variable {self._column!r}: a value of field {field.name!r} does not fit {field.type}: {error}"
             ) from error
 
 
