@@ -193,7 +193,8 @@ def run(
 
     if not isinstance(app, App):
         raise Usage(
-            f"the app to run is a {type(app).__name__}; expected a slackwater.App", hint="of a module: module.app"
+            f"the app to run is a {type(app).__name__}; expected a slackwater.App",
+            hint="pass module.app, not the module",
         )
     kafka = after.kafka if after is not None else MemoryKafka.named(f"memory://{uuid4().hex}")
     for topic in topics:
@@ -283,7 +284,7 @@ def _as_json(value: object) -> object:
         return value.isoformat()
     if isinstance(value, Decimal | UUID):
         return str(value)
-    raise TypeError(f"{type(value).__name__} has no form in it")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def _in_turns(records: Sequence[Record], partitions: int) -> list[Record]:

@@ -113,7 +113,7 @@ def _check_parentheses(function: Callable[..., Any], signature: inspect.Signatur
         f"{name}=…" for name in required if signature.parameters[name].default is inspect.Parameter.empty
     )
     raise Usage(
-        f"{decorator} stands above {bare.__name__!r} without parentheses",
+        f"{decorator} is used without parentheses above {bare.__name__!r}",
         hint=f"write {decorator}({arguments}) above def {bare.__name__}",
     )
 

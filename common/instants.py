@@ -28,7 +28,8 @@ def parse(subject: str, text: str) -> int:
         raise Usage(f"{subject} {error.sentence}", hint=error.hint) from None
     except (ValueError, OverflowError, OSError) as error:
         raise Usage(
-            f"{subject} {text!r} is no time ({error})", hint="such as 2026-11-21T07:12Z (local time without Z), or -5m"
+            f"{subject} {text!r} is not a time ({error})",
+            hint="such as 2026-11-21T07:12Z (local time without Z), or -5m",
         ) from None
 
 

@@ -53,7 +53,7 @@ def finite(subject: str, value: object, least: float, most: float | None = None)
     limit = f"{least:g} or more" if most is None else f"{least:g} to {most:g}"
     raise Usage(
         f"{subject} is {value!r}; expected a finite number, {limit}",
-        hint="for no limit, write a number that is never reached, such as 1e9" if value == math.inf else "",
+        hint="for no limit, use a large number such as 1e9" if value == math.inf else "",
     )
 
 

@@ -43,7 +43,7 @@ def check_folder_name(path: Path | str, option: str, hint: str = "", *, any_endi
     path = Path(path)
     if (_ENDING if any_ending else _FILE).fullmatch(path.suffix) and not path.is_dir():
         raise Usage(
-            f"{option} {path} would be a folder, and its name ends as a file's does",
+            f"{option} {path} would be a folder, but its name ends like a file's",
             hint=hint or f"write a name without an ending, such as {path.with_suffix('')}",
         )
 
@@ -104,7 +104,7 @@ def whole_folder(path: Path, option: str) -> Iterator[Path]:
 def check_new(path: Path, option: str) -> None:
     """Raise `Refused` if the path exists."""
     if path.exists() or path.is_symlink():
-        raise Refused(f"{path} is there already", hint=f"choose another {option}, or remove it yourself")
+        raise Refused(f"{path} already exists", hint=f"choose another {option}, or remove it yourself")
 
 
 @contextmanager
@@ -130,7 +130,9 @@ def sync(path: Path) -> None:
 def check_folder(path: Path, option: str) -> None:
     """Raise `Refused` if the folder to write to does not exist."""
     if not path.parent.is_dir():
-        raise Refused(f"{path} cannot be written: no folder {path.parent}", hint=f"make it, or choose another {option}")
+        raise Refused(
+            f"{path} cannot be written: no folder {path.parent}", hint=f"create the folder, or choose another {option}"
+        )
 
 
 @contextmanager
