@@ -139,7 +139,7 @@ class EmbeddedServer(ABC):
         """Choose another port if the current one is taken and may change. Returns True if it may."""
         if self.may_move:
             old_port, self.port = self.port, ports.choose()
-            self._tell(f"port {old_port} was taken meanwhile: {self.name} goes to port {self.port}")
+            self._tell(f"port {old_port} was taken by another program: {self.name} uses port {self.port}")
         return self.may_move
 
     def kill(self) -> None:
