@@ -95,7 +95,7 @@ def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | N
 
 
 class _Folder:
-    """A temporary folder, removed with the last result that uses it; one of `tempfile`'s own would warn then."""
+    """A temporary folder, removed with the last result that uses it, without `TemporaryDirectory`'s warning."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="slackwater-run-"))

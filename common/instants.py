@@ -16,7 +16,7 @@ def now_ms() -> int:
 
 
 def parse(subject: str, text: str) -> int:
-    """Parse an instant into milliseconds since 1970 UTC: an ISO time (local without an offset), or `-5m`, before now.
+    """Parse an instant into ms since 1970 UTC: an ISO time (local without an offset), or an age such as `-5m`.
 
     Raises `Usage`, with a message that begins with `subject`, for anything else.
     """

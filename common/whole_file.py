@@ -80,11 +80,11 @@ def whole_folder(path: Path, option: str) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         for leftover in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.tmp"):
-            with suppress(OSError), _held(leftover):  # otherwise another process uses it
+            with suppress(OSError), _lock_folder(leftover):  # otherwise another process uses it
                 shutil.rmtree(leftover)
         temporary.mkdir()
         try:
-            with _held(temporary):
+            with _lock_folder(temporary):
                 yield temporary
                 # All files must be durable before the rename.
                 for folder, _, files in os.walk(temporary):
@@ -108,7 +108,7 @@ def check_new(path: Path, option: str) -> None:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Lock a folder during the block, at most until this process ends. Raises `OSError` if the lock is taken."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

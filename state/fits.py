@@ -156,7 +156,7 @@ def evolve(
             values.append(replace(column, id=next_id, since=0))
             next_id += 1
         else:
-            values.append(_carried(stage, column, stored_column, renamed_kind, declared_kind))
+            values.append(_carry_over(stage, column, stored_column, renamed_kind, declared_kind))
     stored_ttl = stored.ttl
     if stored_ttl is not None and stored_ttl.column:
         name = renamed.get(stored_ttl.column, stored_ttl.column)
@@ -245,7 +245,7 @@ def _keys(stage: str, stored: Table, declared: Table, stored_columns: Mapping[st
     return keys
 
 
-def _carried(stage: str, column: Column, stored: Column, old_kind: Kind, new_kind: Kind) -> Column:
+def _carry_over(stage: str, column: Column, stored: Column, old_kind: Kind, new_kind: Kind) -> Column:
     """Return a stored column with its new name and type. Raises `Refused` if its meaning or type is incompatible."""
     old_meaning, new_meaning = (kind.columns.get(column.name, "") for kind in (old_kind, new_kind))
     if old_meaning != new_meaning:

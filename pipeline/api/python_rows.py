@@ -23,7 +23,7 @@ class _AsPython:
 
 
 class AsRows(_AsPython):
-    """Passes one `Row` for each row."""
+    """Converts each row to a `Row`."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
         """Return each key as a tuple."""
@@ -62,7 +62,7 @@ class AsRows(_AsPython):
 
 
 class AsFrames(_AsPython):
-    """Passes one pandas frame for each key."""
+    """Converts the rows of a key to a pandas frame."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
         """Return each key as a tuple."""

@@ -1,4 +1,4 @@
-"""Optional clients: whether they are installed, and rate-limited logging of their warnings."""
+"""Detection of optional clients, and rate-limited logging of their warnings."""
 
 import logging
 import sys

@@ -65,7 +65,7 @@ class Final(Kind, frozen=True, tag="final"):
         return Sessions(self, column)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the columns. Also raises `Usage` if the key has no window, or if the state decides what to emit."""
+        """Fix the columns. Raises `Usage` if the key has no window or the state decides what to emit (`Kind.bind`)."""
         bound = self.core.bind(rows, key)
         why, hint = self.core.not_final
         if why:

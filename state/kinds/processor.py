@@ -103,7 +103,7 @@ class Processor(SparkCode, frozen=True, tag="processor"):
         return "rows fall due by it" if column == TIMERS else ""
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the table's columns. Also raises `Refused` for a reserved name, or a variable that cannot be kept."""
+        """Fix the columns. Raises `Refused` for a reserved name or an unsupported variable; see `Kind.bind`."""
         columns, emits = self.code.columns(), self.code.emits()
         names = [column.name for column in columns]
         check_value_names(names, key)

@@ -26,7 +26,7 @@ class Code:
     state: Callable[[], pa.Schema]
     """Returns the value columns of the table. Called when bound, because DDL text needs Spark to parse it."""
     emits: tuple[Callable[[], pa.Schema], ...] = ()
-    """Return the columns of emitted rows, one function for each output."""
+    """Returns the columns of emitted rows; one function for each output."""
     order_by: tuple[str, ...] = ()
 
 
@@ -66,7 +66,7 @@ class Update(OfCode, frozen=True, tag="update"):
         return "rows fall due by it" if column == self.due else ""
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the table's columns. Also raises `NotFound` if `due` is no column, and `Usage` if it is no time."""
+        """Fix the columns. Raises `NotFound` if `due` is no column, `Usage` if it is no time; see `Kind.bind`."""
         values = self.code.state()
         check_value_names(values.names, key)
         for schema in rows:
