@@ -110,7 +110,9 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     def store_root(self) -> str:
         """Return the store root. Raises `Usage` if none is configured."""
-        return self.store or _missing("store", "the store root is", "s3://bucket/prefix or a folder", "--store ROOT")
+        return self.store or _missing(
+            "store", "no store root is configured", "s3://bucket/prefix or a folder", "--store ROOT"
+        )
 
     def open_store(self) -> "ObjectStore":
         """Open the store. Raises `Usage` if none is configured, or if its root is invalid."""
@@ -130,7 +132,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     def kafka(self) -> dict[str, str]:
         """Return client properties, including `bootstrap.servers`. Raises `Usage` if no brokers are configured."""
-        brokers = self.brokers or _missing("kafka", "the Kafka brokers are", "host:port", "--kafka HOST:PORT")
+        brokers = self.brokers or _missing("kafka", "no Kafka brokers are configured", "host:port", "--kafka HOST:PORT")
         return {**self.kafka_properties, "bootstrap.servers": brokers}
 
     def open_kafka(self) -> "Kafka":
@@ -239,7 +241,7 @@ def _are_texts(values: object) -> bool:
 
 def _table(path: Path, name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Usage(f"{path}: {name} must be a table", hint=f"write [{name}] above what it sets")
+        raise Usage(f"{path}: {name} must be a table", hint=f"write [{name}] on a line above its settings")
     return value
 
 
@@ -296,7 +298,7 @@ def _invariant(path: Path, name: str, table: object) -> "Invariant":
     if (values.check is None) == (values.where is None):
         raise Usage(
             f"{path}: {full_name} must have either check or where",
-            hint="check is a condition that must hold, where a query that returns rows when something is wrong",
+            hint="check: a condition that must hold; where: a query that returns the rows that are wrong",
         )
     every_ms = parse_ms(f"{path}: {full_name}.every", values.every)
     where, check = values.where or "", values.check or ""
@@ -314,8 +316,8 @@ def _properties(path: Path, prefix: str, table: object) -> Iterable[tuple[str, s
             raise Usage(f"{path}: kafka property '{prefix}{key}' must be a string, a number or a boolean")
 
 
-def _missing(key: str, subject: str, shape: str, flag: str) -> NoReturn:
+def _missing(key: str, sentence: str, shape: str, flag: str) -> NoReturn:
     raise Usage(
-        f"nothing says where {subject}",
+        sentence,
         hint=f'give {flag}, or set SLACKWATER_{key.upper()}, or write {key} = "…" ({shape}) in {FILE}',
     )

@@ -46,14 +46,14 @@ class SparkSource(DataSource):
         for name in options:
             if name.lower() not in _OPTIONS:
                 raise Usage(
-                    f"{name!r} is no option of format 'slackwater'{nearest(name, _OPTIONS)}",
-                    hint="the options are at and store; .schema(…) chooses columns",
+                    f"{name!r} is not an option of format 'slackwater'{nearest(name, _OPTIONS)}",
+                    hint="the options are at and store; .schema(…) selects columns",
                 )
         settings = load(store=options.get("store"))
         place, path = StorePlace(settings.store_root(), settings.s3), options.get("path", "")
         at, version = options.get("at", ""), options.get("version", "").removeprefix("v")
         if version and (at or not version.isdecimal()):
-            raise Usage(f"version {version!r} is not the number of a version, or a moment is given as well")
+            raise Usage(f"version {version!r} is not a version number, or is given together with at")
         if version:
             self._at = VersionedTable.of_version(place, path, int(version), int(options.get("clock_ms", "0")))
         else:

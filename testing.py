@@ -95,7 +95,7 @@ def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | N
 
 
 class _Folder:
-    """A temporary folder, removed with the last result that uses it; one of `tempfile`'s own would warn then."""
+    """A temporary folder, removed with the last result that uses it, without `TemporaryDirectory`'s warning."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="slackwater-run-"))
@@ -193,7 +193,8 @@ def run(
 
     if not isinstance(app, App):
         raise Usage(
-            f"the app to run is a {type(app).__name__}; expected a slackwater.App", hint="of a module: module.app"
+            f"the app to run is a {type(app).__name__}; expected a slackwater.App",
+            hint="pass module.app, not the module",
         )
     kafka = after.kafka if after is not None else MemoryKafka.named(f"memory://{uuid4().hex}")
     for topic in topics:
@@ -283,7 +284,7 @@ def _as_json(value: object) -> object:
         return value.isoformat()
     if isinstance(value, Decimal | UUID):
         return str(value)
-    raise TypeError(f"{type(value).__name__} has no form in it")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def _in_turns(records: Sequence[Record], partitions: int) -> list[Record]:

@@ -116,5 +116,5 @@ def completed(network: Mapping[str, Ports], finished: Mapping[str, int]) -> dict
         marked |= {channel for name in new for channel in network[name].outputs}
     if reached != network.keys():
         unreached = ", ".join(map(repr, sorted(network.keys() - reached)))
-        raise ProtocolError(problem, "no stage in or behind a circle of channels", unreached)
+        raise ProtocolError(problem, "no stage in or after a cycle of channels", unreached)
     return {stage: finished[stage] for stage in network} if network.keys() <= finished.keys() else None

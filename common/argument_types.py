@@ -113,7 +113,7 @@ def _check_parentheses(function: Callable[..., Any], signature: inspect.Signatur
         f"{name}=…" for name in required if signature.parameters[name].default is inspect.Parameter.empty
     )
     raise Usage(
-        f"{decorator} stands above {bare.__name__!r} without parentheses",
+        f"{decorator} is used without parentheses above {bare.__name__!r}",
         hint=f"write {decorator}({arguments}) above def {bare.__name__}",
     )
 
@@ -137,7 +137,10 @@ def _check(function: Callable[..., Any], parameter: inspect.Parameter, value: ob
             more = "a span of time is text, such as '10 seconds' or '7d'"
         if isinstance(item, str) and _is_several(hint):
             more = f"write [{item!r:.100}] for a single one"
-        raise Usage(f"{function.__name__}(): {parameter.name} {_found(item, hint)}; expected {_words(hint)}", hint=more)
+        raise Usage(
+            f"{function.__name__}(): {parameter.name} {_describe_value(item, hint)}; expected {_type_text(hint)}",
+            hint=more,
+        )
 
 
 @cache
@@ -194,10 +197,10 @@ def _parts(hint: Any) -> tuple[Any, ...]:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    return any(_fits_one(value, part) for part in _parts(hint))
+    return any(_fits_part(value, part) for part in _parts(hint))
 
 
-def _fits_one(value: object, hint: Any) -> bool:
+def _fits_part(value: object, hint: Any) -> bool:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return value in inner
@@ -222,7 +225,7 @@ def _fits_one(value: object, hint: Any) -> bool:
     return True
 
 
-def _found(value: object, hint: Any) -> str:
+def _describe_value(value: object, hint: Any) -> str:
     """Describe the wrong value; for a list, its first wrong element."""
     if isinstance(value, list | tuple) and any(_is_several(part) for part in _parts(hint)):
         inner = next(typing.get_args(part)[:1] for part in _parts(hint) if _is_several(part))
@@ -261,13 +264,13 @@ def _is_several(hint: Any) -> bool:
     return any(not issubclass(kind, str | bytes | Mapping) for kind in several)
 
 
-def _words(hint: Any) -> str:
-    phrases = [_word(part) for part in _parts(hint)]
+def _type_text(hint: Any) -> str:
+    phrases = [_part_text(part) for part in _parts(hint)]
     phrases = [*dict.fromkeys(phrases)]
     return phrases[0] if len(phrases) == 1 else f"{', '.join(phrases[:-1])} or {phrases[-1]}"
 
 
-def _word(hint: Any) -> str:
+def _part_text(hint: Any) -> str:
     origin, inner = typing.get_origin(hint), [arg for arg in typing.get_args(hint) if arg is not ...]
     if origin is Literal:
         return " or ".join(map(repr, inner))
@@ -277,9 +280,9 @@ def _word(hint: Any) -> str:
     if not isinstance(kind, type):
         return str(kind)
     if issubclass(kind, Mapping):
-        return f"a dict of {_words(inner[0])} to {_words(inner[-1])}" if inner else "a dict"
+        return f"a dict of {_type_text(inner[0])} to {_type_text(inner[-1])}" if inner else "a dict"
     if _is_several(hint):
-        return f"a list of {_words(inner[0])}" if inner else "a list"
+        return f"a list of {_type_text(inner[0])}" if inner else "a list"
     if kind is typing.get_origin(Callable[..., Any]):
         return "a function"
     return {int: "a whole number", float: "a number"}.get(kind) or _CALLS.get(kind.__name__, kind.__name__)

@@ -16,7 +16,7 @@ def now_ms() -> int:
 
 
 def parse(subject: str, text: str) -> int:
-    """Parse an instant into milliseconds since 1970 UTC: an ISO time (local without an offset), or `-5m`, before now.
+    """Parse an instant into ms since 1970 UTC: an ISO time (local without an offset), or an age such as `-5m`.
 
     Raises `Usage`, with a message that begins with `subject`, for anything else.
     """
@@ -28,7 +28,8 @@ def parse(subject: str, text: str) -> int:
         raise Usage(f"{subject} {error.sentence}", hint=error.hint) from None
     except (ValueError, OverflowError, OSError) as error:
         raise Usage(
-            f"{subject} {text!r} is no time ({error})", hint="such as 2026-11-21T07:12Z (local time without Z), or -5m"
+            f"{subject} {text!r} is not a time ({error})",
+            hint="such as 2026-11-21T07:12Z (local time without Z), or -5m",
         ) from None
 
 

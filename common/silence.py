@@ -13,7 +13,7 @@ _log = logging.getLogger("slackwater")
 
 def address_of(setting: str) -> str:
     """Return a hint to check a server's address in this setting; empty if no setting has the address."""
-    return f"is it running, and is its address right? It is that of {setting}" if setting else ""
+    return f"check that it is running, and its address in {setting}" if setting else ""
 
 
 def warn_of(silence: str, setting: str) -> None:

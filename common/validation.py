@@ -30,10 +30,10 @@ def whole(subject: str, value: object, least: int, most: int | None = None) -> i
 
     Raises `Usage`, with a message that begins with `subject`, otherwise.
     """
-    if isinstance(value, Integral) and not isinstance(value, bool) and _lies(int(value), least, most):
+    if isinstance(value, Integral) and not isinstance(value, bool) and _is_within(int(value), least, most):
         return int(value)
     limit = f"{least} or more" if most is None else f"{least} to {most}"
-    only_written_so = isinstance(value, float) and value.is_integer() and _lies(value, least, most)
+    only_written_so = isinstance(value, float) and value.is_integer() and _is_within(value, least, most)
     raise Usage(
         f"{subject} is {value!r}; expected a whole number, {limit}",
         hint=f"write it without a fraction: {value:.0f}" if only_written_so else "",
@@ -48,16 +48,16 @@ def finite(subject: str, value: object, least: float, most: float | None = None)
     if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):  # an int that no float can hold
             number = float(value)
-            if math.isfinite(number) and _lies(number, least, most):
+            if math.isfinite(number) and _is_within(number, least, most):
                 return number
     limit = f"{least:g} or more" if most is None else f"{least:g} to {most:g}"
     raise Usage(
         f"{subject} is {value!r}; expected a finite number, {limit}",
-        hint="for no limit, write a number that is never reached, such as 1e9" if value == math.inf else "",
+        hint="for no limit, use a large number such as 1e9" if value == math.inf else "",
     )
 
 
-def _lies(number: float, least: float, most: float | None) -> bool:
+def _is_within(number: float, least: float, most: float | None) -> bool:
     return number >= least and (most is None or number <= most)
 
 

@@ -43,7 +43,7 @@ def check_folder_name(path: Path | str, option: str, hint: str = "", *, any_endi
     path = Path(path)
     if (_ENDING if any_ending else _FILE).fullmatch(path.suffix) and not path.is_dir():
         raise Usage(
-            f"{option} {path} would be a folder, and its name ends as a file's does",
+            f"{option} {path} would be a folder, but its name ends like a file's",
             hint=hint or f"write a name without an ending, such as {path.with_suffix('')}",
         )
 
@@ -80,11 +80,11 @@ def whole_folder(path: Path, option: str) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         for leftover in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.tmp"):
-            with suppress(OSError), _held(leftover):  # otherwise another process uses it
+            with suppress(OSError), _lock_folder(leftover):  # otherwise another process uses it
                 shutil.rmtree(leftover)
         temporary.mkdir()
         try:
-            with _held(temporary):
+            with _lock_folder(temporary):
                 yield temporary
                 # All files must be durable before the rename.
                 for folder, _, files in os.walk(temporary):
@@ -104,11 +104,11 @@ def whole_folder(path: Path, option: str) -> Iterator[Path]:
 def check_new(path: Path, option: str) -> None:
     """Raise `Refused` if the path exists."""
     if path.exists() or path.is_symlink():
-        raise Refused(f"{path} is there already", hint=f"choose another {option}, or remove it yourself")
+        raise Refused(f"{path} already exists", hint=f"choose another {option}, or remove it yourself")
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Lock a folder during the block, at most until this process ends. Raises `OSError` if the lock is taken."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -130,7 +130,9 @@ def sync(path: Path) -> None:
 def check_folder(path: Path, option: str) -> None:
     """Raise `Refused` if the folder to write to does not exist."""
     if not path.parent.is_dir():
-        raise Refused(f"{path} cannot be written: no folder {path.parent}", hint=f"make it, or choose another {option}")
+        raise Refused(
+            f"{path} cannot be written: no folder {path.parent}", hint=f"create the folder, or choose another {option}"
+        )
 
 
 @contextmanager

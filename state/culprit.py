@@ -1,4 +1,4 @@
-"""Searches for the items that make a whole fail. They only test whether a group of items fails. Pure.
+"""Searches for the items that make a group fail. They only test whether a group fails. Pure.
 
 Group testing, many groups at a time: adaptive splitting (Dorfman 1943; Hwang 1972) for items that fail by themselves,
 and a binary search for the item that makes a prefix fail, for items that only fail together. A failing group still

@@ -28,7 +28,7 @@ from .kinds.kind import BatchMoment, DueBy
 from .multi_input import TAG
 
 AT, AHEAD = "_slackwater_at", "_slackwater_ahead"
-"""Columns of rows that stand for several: their largest event time within the bound, and how many are beyond."""
+"""Columns of pre-aggregated rows: their largest event time within the bound, and how many are beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The event times that a task searches its rows for."""
+    """Event time columns that a task scans, and the bound of plausible times."""
 
     watermarks: tuple[Watermark, ...] = ()
     bound_ms: int = 0
@@ -114,10 +114,11 @@ def later(before_ms: int | None, now_ms: int | None) -> int | None:
 def after(
     previous: EventTime | None, at_ms: int | None, seen: Iterable[Seen], *, late: int = 0, bound_ms: int | None = None
 ) -> EventTime | None:
-    """Return the event time of a version with the watermark `at_ms`, from the previous version's; None if it has none.
+    """Return the event time of the next version; None if the app has none.
 
-    `seen` comes from the tasks of the batch; `late` counts rows left out of the table. Times after `bound_ms` were too
-    far ahead of the clock; None if the batch read no rows.
+    `previous` is the last version's; `at_ms` is the next version's watermark. `seen` comes from the tasks of the batch;
+    `late` counts rows left out of the table. Times after `bound_ms` were too far ahead of the clock; None if the batch
+    read no rows.
     """
     ahead = sum(report.ahead for report in seen)
     if previous is None and at_ms is None and not ahead and not late:
@@ -151,7 +152,7 @@ class Due:
 
     @property
     def moment(self) -> BatchMoment:
-        """Times of the batch, as its state sees them."""
+        """Times of the batch, in the form that a state takes."""
         return BatchMoment(self.until_ms, self.wall_ms, self.watermark_ms)
 
     @property
@@ -196,7 +197,7 @@ class Lateness:
     """Decides which rows are too late, or too far ahead of the clock, for a table."""
 
     columns: tuple[str, ...]
-    """Columns that decide: time windows (structs of `start` and `end`), or times."""
+    """Columns to test: time windows (structs of `start` and `end`), or times."""
     watermark_ms: int | None
     """Windows that end by this time are over; None while the watermark is unknown."""
     bound_ms: int

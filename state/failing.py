@@ -41,7 +41,7 @@ class StateFailure(msgspec.Struct, frozen=True):
 
 
 class NoItems(Exception):
-    """The attempt failed for a reason that no item caused."""
+    """An attempt failed for a reason other than its items."""
 
 
 class StateFailed(Exception):

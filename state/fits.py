@@ -18,7 +18,7 @@ from ..store.versions.manifest import Column, Manifest, Table, Ttl, is_internal
 from .kinds.kind import Kind, kind_of
 
 ANOTHER_STAGE = (
-    "give the changed stage a new name: it begins anew, and the old one is retired; or run the program as another app "
+    "give the changed stage a new name: it starts empty, and the old one is retired; or run the program as another app "
     "(`slackwater run FILE --app NAME`)"
 )
 
@@ -85,7 +85,7 @@ def fit_table(stage: str, stored: Table | None, declared: Table | None, renames:
     Raises `NotFound` if a rename names a missing column.
     """
     if (stored is None) != (declared is None):
-        change = "keeps state now, and had none" if stored is None else "kept state, and has none now"
+        change = "now keeps state, but stored none" if stored is None else "no longer keeps state, but has stored some"
         return TableFit(refused=Refused(f"stage {stage!r} {change}", hint=ANOTHER_STAGE))
     if stored is None or declared is None:
         return TableFit()
@@ -145,9 +145,8 @@ def evolve(
         (before_name,), (now_name,) = visible(stored.values), visible(declared.values)
         if now_name not in stored_columns:
             raise Refused(
-                f"stage {stage!r}: its sessions are {now_name!r} now, and those that are open are stored as "
-                f"{before_name!r}",
-                hint=f"where only the name changed: --rename {before_name}={now_name}",
+                f"stage {stage!r}: its sessions are now {now_name!r}, but open ones are stored as {before_name!r}",
+                hint=f"if only the name changed: --rename {before_name}={now_name}",
             )
     next_id = stored.next_id or len(stored.columns) + 1
     values = []
@@ -157,7 +156,7 @@ def evolve(
             values.append(replace(column, id=next_id, since=0))
             next_id += 1
         else:
-            values.append(_carried(stage, column, stored_column, renamed_kind, declared_kind))
+            values.append(_carry_over(stage, column, stored_column, renamed_kind, declared_kind))
     stored_ttl = stored.ttl
     if stored_ttl is not None and stored_ttl.column:
         name = renamed.get(stored_ttl.column, stored_ttl.column)
@@ -203,33 +202,30 @@ def _check_kind(stage: str, stored: Kind, renamed: Kind, declared: Kind) -> None
     if renamed.goes_on_as(declared):
         return
     if renamed.once != declared.once and renamed.core.goes_on_as(declared.core):
-        change = "now, and had not" if declared.once else "no more, and had"
+        change = "was added" if declared.once else "was removed"
         raise Refused(
-            f'stage {stage!r} has event_time(emits="final") {change}: the rows of windows that are open would never be '
-            "emitted",
+            f'stage {stage!r}: event_time(emits="final") {change}, so that rows of open windows would never be emitted',
             hint=ANOTHER_STAGE,
         )
-    raise Refused(
-        f"stage {stage!r}: its state is {declared} now, and what is stored is of {stored}", hint=ANOTHER_STAGE
-    )
+    raise Refused(f"stage {stage!r}: its state is now {declared}, but the stored state is {stored}", hint=ANOTHER_STAGE)
 
 
 def _check_renames(stage: str, stored: Table, declared: Table, renames: Mapping[str, str]) -> None:
     stored_names, declared_names = visible(stored.columns), visible(declared.columns)
     for old, new in renames.items():
         if old not in stored_names:
-            hint = "--rename OLD=NEW names a stored column first"
+            hint = "in --rename OLD=NEW, OLD is a stored column"
             raise NotFound(f"column of table {stage!r}", old, stored_names, hint=hint)
         if new not in declared_names:
-            hint = "--rename OLD=NEW names it last"
+            hint = "in --rename OLD=NEW, NEW is a column that the program declares"
             raise NotFound(f"column that the program declares of table {stage!r}", new, declared_names, hint=hint)
         if new in stored_names and new not in renames:
             raise Refused(
-                f"table {stage!r} has a column {new!r} already, so {old!r} cannot become that",
-                hint=f"rename that one, too: --rename {new}=NAME",
+                f"table {stage!r} already has a column {new!r}, so {old!r} cannot be renamed to it",
+                hint=f"rename {new!r} as well: --rename {new}=NAME",
             )
         if list(renames.values()).count(new) > 1:
-            raise Refused(f"two columns of table {stage!r} cannot both become {new!r}")
+            raise Refused(f"two columns of table {stage!r} cannot both be renamed to {new!r}")
 
 
 def _keys(stage: str, stored: Table, declared: Table, stored_columns: Mapping[str, Column]) -> tuple[Column, ...]:
@@ -243,34 +239,32 @@ def _keys(stage: str, stored: Table, declared: Table, stored_columns: Mapping[st
         pairs = zip(stored.key, declared.key, strict=False)
         options = " ".join(f"--rename {old.name}={new.name}" for old, new in pairs if old.name != new.name)
         raise Refused(
-            f"stage {stage!r}: its key is ({declared_key}), and the stored table has ({stored_key}): its rows "
-            "are of other keys",
-            hint=f"where only names changed: {options}" if same_types and options else ANOTHER_STAGE,
+            f"stage {stage!r}: its key is now ({declared_key}), but the key of the stored table is ({stored_key})",
+            hint=f"if only names changed: {options}" if same_types and options else ANOTHER_STAGE,
         )
     return keys
 
 
-def _carried(stage: str, column: Column, stored: Column, old_kind: Kind, new_kind: Kind) -> Column:
+def _carry_over(stage: str, column: Column, stored: Column, old_kind: Kind, new_kind: Kind) -> Column:
     """Return a stored column with its new name and type. Raises `Refused` if its meaning or type is incompatible."""
     old_meaning, new_meaning = (kind.columns.get(column.name, "") for kind in (old_kind, new_kind))
     if old_meaning != new_meaning:
         raise Refused(
-            f"stage {stage!r}: column {column.name!r} is {new_meaning} now, and what is stored is {old_meaning}",
-            hint="give it another name: that is a new column, which counts from the migration on, and the old one goes",
+            f"stage {stage!r}: column {column.name!r} is now {new_meaning}, but stored values are {old_meaning}",
+            hint="give it another name: the new column counts from the migration on, and the old one is dropped",
         )
     arrow_type = to_arrow(column.type)
     if not widens(to_arrow(stored.type), arrow_type):
         # Waiting rows have the columns of inputs and of the key, which cannot be renamed.
         otherwise = (
-            "keep the fields that there are, and rename or cast them in the stage that reads what this one sends"
+            "keep the existing fields, and rename or cast them in the next stage"
             if old_kind.waiting
-            else "anything else is a new column, under another name"
+            else "for any other change, add a column with another name"
         )
         raise Refused(
-            f"stage {stage!r}: column {column.name!r} is {column.type} now, and what is stored is {stored.type}, which "
+            f"stage {stage!r}: column {column.name!r} is now {column.type}, but stored values are {stored.type}, which "
             "may not fit",
-            hint="an integer may become a larger one, float double, a decimal a larger one, a struct may get fields; "
-            f"{otherwise}",
+            hint=f"allowed: a larger integer, float to double, a larger decimal, more fields of a struct; {otherwise}",
         )
     default = stored.default
     if default is not None and column.type != stored.type:

@@ -127,14 +127,16 @@ def next_version(
     ssts = (*base.ssts, *(sst for result in results for sst in result.ssts))
     own = {name for watermark in rules.watermarks for name in watermark.inputs}
     counts = written.read or {}
-    read = {name: _read(base.inputs[name], end, counts.get(name), own=name in own) for name, end in positions.items()}
+    read = {
+        name: _input_after(base.inputs[name], end, counts.get(name), own=name in own) for name, end in positions.items()
+    }
     inputs = progress.advanced(draft.inputs | read, rules.watermarks, [result.seen for result in results])
     return replace(
         draft,
         inputs=inputs,
         event_time=_event_time(base, inputs, results, rules, times, times.bound_ms if with_rows else None),
-        outputs={name: _sent(name, output, results, markers) for name, output in base.outputs.items()},
-        sinks={name: _put_out(name, sink, results) for name, sink in base.sinks.items()},
+        outputs={name: _output_after(name, output, results, markers) for name, output in base.outputs.items()},
+        sinks={name: _sink_after(name, sink, results) for name, sink in base.sinks.items()},
         clock_ms=max([times.clock_ms, *(result.event_ms for result in results if result.event_ms is not None)]),
         ssts=plan.apply(ssts, merges),
         side_tables={**draft.side_tables, **written.side_tables},
@@ -185,7 +187,7 @@ def has_rows(start: Input, end: Position) -> bool:
     return sum(end.offsets) > sum(start.offsets)
 
 
-def _read(start: Input, end: Position, count: int | None, *, own: bool) -> Input:
+def _input_after(start: Input, end: Position, count: int | None, *, own: bool) -> Input:
     """Return the input after a batch that ended at `end`. With `own`, upstream's watermark is ignored.
 
     `count` is the number of records read from a user's topic. It may be less than the number of offsets, because
@@ -202,7 +204,7 @@ def _read(start: Input, end: Position, count: int | None, *, own: bool) -> Input
     return replace(start, offsets=end.offsets, version=end.version, rows=rows, consumed=consumed, watermark_ms=at_ms)
 
 
-def _sent(
+def _output_after(
     name: str, output: Output, results: Sequence[TaskReport], markers: Mapping[tuple[str, str], Sequence[int]]
 ) -> Output:
     ends, sent = list(output.ends), list(output.sent)
@@ -224,7 +226,7 @@ def _sent(
     )
 
 
-def _put_out(name: str, sink: Sink, results: Sequence[TaskReport]) -> Sink:
+def _sink_after(name: str, sink: Sink, results: Sequence[TaskReport]) -> Sink:
     parts = [(result.attempt, part) for result in results for part in result.sent.get(name, {}).values()]
     for _, part in parts:
         _check_behind(sink.topic, 0, sink.end, part.end)
@@ -241,7 +243,7 @@ def _put_out(name: str, sink: Sink, results: Sequence[TaskReport]) -> Sink:
 def _check_behind(topic: str, partition: int, end: int, new_end: int) -> None:
     if new_end <= end:
         raise AnotherTopic(
-            f"what was sent to {topic}[{partition}] ends at offset {new_end}, and what was sent before ended at {end}: "
+            f"messages just sent to {topic}[{partition}] end at offset {new_end}, but earlier ones ended at {end}: "
             "the topic was deleted and made again",
-            hint="run the app again: it says what is there, and the ways on",
+            hint="run the app again: its message says how to continue",
         )

@@ -67,7 +67,7 @@ class Position:
     were lost and that claims skipped (`Input.passed`).
     """
     snapshots: tuple[str, ...] = ()
-    """Ids of the snapshots for which the batch was cut here."""
+    """Ids of the snapshots that ended a batch at this position."""
     watermark_ms: int | None = None
     """Watermark that the upstream version of a channel passes on; None if it has none."""
     woken: int = 0
@@ -110,7 +110,7 @@ def ranges(
 def stretches(
     previous: Input | None, after: Input, *, former: bool = True
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the (start, end) offsets read from an input between two positions; None for its beginning.
+    """Yield the (start, end) offsets read from an input after `previous` (None: from its beginning) up to `after`.
 
     Each reset in between adds a stretch: offsets in two stretches were read twice, offsets in none were skipped.
     Without `former`, stretches in earlier topics of the same name are left out.

@@ -26,8 +26,8 @@ REJECTED_RECORDS = Table(
     ),
     partitions=1,
 )
-"""`input` is the declared name of the topic or channel, `time` the record's timestamp. `key`, `value` and
-`headers` are the message's; for a channel's row, `value` is an Arrow stream of that row. `error` is the class of the
-error, `version` the version that left the record out, `attempts` the number of failures, `retried` the version that
-applied the record.
+"""Schema of rejected records. `input` is the declared name of the topic or channel, `time` the record's
+timestamp. `key`, `value` and `headers` are the message's; for a channel's row, `value` is an Arrow stream of that row.
+`error` is the class of the error, `version` the version that left the record out, `attempts` the number of failures,
+`retried` the version that applied the record.
 """

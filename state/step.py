@@ -81,13 +81,13 @@ class Step:
         if self.due.pending and hashes is not None:
             due_rows = stored.due(self.due.span, hashes)
             times.append(due_rows.next_ms)
-            untouched = _others(due_rows.keys, rows, self._key)
+            untouched = _keys_without_rows(due_rows.keys, rows, self._key)
             if untouched.any():
-                new, emitted = self._fallen_due(due_rows, untouched, rows.schema)
-                parts_made.append((_timed(new, self.due.until_ms, due_again=False), emitted))
+                new, emitted = self._merge_due(due_rows, untouched, rows.schema)
+                parts_made.append((_postpone_due(new, self.due.until_ms, due_again=False), emitted))
         if rows.num_rows:
             new, emitted = self._merged(rows, stored)
-            parts_made.append((_timed(new, self.due.until_ms, due_again=True), emitted))
+            parts_made.append((_postpone_due(new, self.due.until_ms, due_again=True), emitted))
         if not parts_made:
             return Made(pa.table({}), (), *times)
         new = pa.concat_tables([rows for rows, _ in parts_made])
@@ -125,7 +125,7 @@ class Step:
             merged = merge_or_tell(self.state_now, needed, groups, keys, old, numbers, records=records, most=self.tells)
         return self._new(hashes, keys, merged, exists, seqs), merged.emitted
 
-    def _fallen_due(
+    def _merge_due(
         self, due_rows: DueRows, chosen: npt.NDArray[np.bool_], schema: pa.Schema
     ) -> tuple[pa.Table, tuple[pa.Table, ...]]:
         """Merge the chosen due rows without records. Returns the new rows and those emitted."""
@@ -145,7 +145,7 @@ class Step:
         exists: npt.NDArray[np.bool_],
         previous_seqs: npt.NDArray[np.int64],
     ) -> pa.Table:
-        """Return the rows to write for merged keys; `exists` and `previous_seqs` are results of `LookUps.of_keys`."""
+        """Return the rows to write for merged keys. `exists` and `previous_seqs` come from `LookUps.of_keys`."""
         count = keys.num_rows
         deleted = merged.deleted if merged.deleted is not None else np.zeros(count, bool)
         # A deleted key that was not stored needs no tombstone.
@@ -188,7 +188,7 @@ def _same_as_before(rows: pa.Table, key: Sequence[str], at: npt.NDArray[np.intp]
     return same_keys(keys.take(pa.array(at)), keys.take(pa.array(at - 1)), key)
 
 
-def _others(keys: pa.Table, rows: pa.Table, names: list[str]) -> npt.NDArray[np.bool_]:
+def _keys_without_rows(keys: pa.Table, rows: pa.Table, names: list[str]) -> npt.NDArray[np.bool_]:
     """Return a mask of the keys for which the batch has no row."""
     # Few rows of a batch share a hash with a due row; only these are compared by key.
     same_hash = np.isin(rows[HASH].to_numpy(), keys[HASH].to_numpy())
@@ -202,8 +202,8 @@ def _others(keys: pa.Table, rows: pa.Table, names: list[str]) -> npt.NDArray[np.
     return ~same[batch.num_rows :]
 
 
-def _timed(rows: pa.Table, until_ms: int | None, *, due_again: bool) -> pa.Table:
-    """Move due times at or before `until_ms` to just after it, or to never without `again`. Deleted rows get none."""
+def _postpone_due(rows: pa.Table, until_ms: int | None, *, due_again: bool) -> pa.Table:
+    """Move due times up to `until_ms` to just after it, or to never without `due_again`. Deleted rows get none."""
     never = pa.scalar(None, pa.int64())
     due = pc.if_else(pc.equal(rows[OP], PUT), rows[DUE], never)
     if until_ms is not None:

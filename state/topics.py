@@ -75,7 +75,7 @@ def why_another(topic: str, stored: str, offsets: Sequence[int], current: TopicS
 def is_younger(
     offsets: Sequence[int], current: TopicState, since_read: Sequence[int], since_now: Sequence[int]
 ) -> bool:
-    """Return True if all records below the offsets read are younger than the read, by their timestamps.
+    """Return True if all records below `offsets` were written after these were read, by their timestamps.
 
     `since_read` has the first offset of a record newer than the read, by partition, `since_now` newer than now; -1 for
     none. Records newer than now prove nothing about when they arrived. For topics without known ids.
@@ -94,18 +94,18 @@ def described(topic: str, stored: str, offsets: Sequence[int], current: TopicSta
     """Return a sentence with the former and the current state of a topic that was created again."""
     read = ", ".join(f"{topic}[{partition}]@{at}" for partition, at in enumerate(offsets))
     return (
-        f"topic {topic!r} was deleted and made again: it was {_named(stored)} with {_partitions(len(offsets))}, read "
-        f"up to {read}; now it is {_named(current.id)} with {_partitions(len(current.ends))}, and holds "
+        f"topic {topic!r} was deleted and made again: it had {_id_text(stored)} and {_partitions(len(offsets))}, read "
+        f"up to {read}; now it has {_id_text(current.id)} and {_partitions(len(current.ends))}, with "
         f"{current.holds(topic)}"
     )
 
 
-def _named(topic_id: str) -> str:
+def _id_text(topic_id: str) -> str:
     if not topic_id:
-        return "one without a known id"
+        return "no known id"
     if topic_id.startswith(_EPOCHS):
-        return f"one of leader epochs {topic_id.removeprefix(_EPOCHS)}"
-    return f"the one of id {topic_id}"
+        return f"leader epochs {topic_id.removeprefix(_EPOCHS)}"
+    return f"id {topic_id}"
 
 
 def _partitions(count: int) -> str:

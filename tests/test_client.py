@@ -69,7 +69,7 @@ def test_open_finds_the_settings_that_the_command_line_finds(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SLACKWATER_STORE", raising=False)
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(sw.errors.Usage, match="nothing says where the store root is"):
+    with pytest.raises(sw.errors.Usage, match="no store root is configured"):
         sw.open()
     (tmp_path / "slackwater.toml").write_text('store = "store"\n')
     with sw.open() as found, sw.open(store=str(tmp_path / "store")) as given:

@@ -163,8 +163,8 @@ def test_a_topic_that_the_app_does_not_read_is_refused_before_spark(memory_app: 
     [
         (object(), "a row is a object; expected a dictionary, text, bytes, None, or a Record"),
         (pa.table({"a": [1]}), "a row is a ChunkedArray; expected"),
-        ({"a": object()}, "a row cannot be written as JSON: object has no form in it"),
-        ({"a": {1, 2}}, "a row cannot be written as JSON: set has no form in it"),
+        ({"a": object()}, "a row cannot be written as JSON: object has no JSON form"),
+        ({"a": {1, 2}}, "a row cannot be written as JSON: set has no JSON form"),
     ],
 )
 def test_a_row_that_is_no_record_is_refused_before_spark(memory_app: sw.App, row: object, said: str) -> None:

@@ -204,14 +204,14 @@ class App:
                 raise Usage(
                     f"stage {stage.name!r} keeps state but has no key: it reads the topic {source.name!r}, which has "
                     "none",
-                    hint="say key=[...] with the columns that identify a row of its table",
+                    hint="add key=[...] with the columns that identify a row of its table",
                 )
         keys = {name: self.channel(name).key for name in stage.channels}
         if len(set(keys.values())) > 1:
             shown = ", ".join(f"{name!r} by ({', '.join(key)})" for name, key in keys.items())
             raise Usage(
                 f"stage {stage.name!r} keeps state over inputs that are keyed differently: {shown}",
-                hint="key these repartition topics by the same columns, or say key=[...] with columns that each has",
+                hint="key these repartition topics by the same columns, or add key=[...] with columns that all have",
             )
         return next(iter(keys.values()))
 
@@ -248,24 +248,24 @@ class App:
         for other in together.stages.values():
             rejected = table_name(other.name, REJECTED)
             if other.rejects_some and rejected in together.stages:
-                raise Usage(f"stage {rejected!r} has the name of the table of what {other.name!r} rejects")
+                raise Usage(f"stage {rejected!r} has the name of the table of records that {other.name!r} rejects")
             if other.rejects in together.topics:
                 raise Usage(
                     f"topic {other.rejects!r} is for rejected records, and app {self.name!r} reads it",
-                    hint="what is rejected would come round again: read it in another app",
+                    hint="rejected records would be rejected again, endlessly: read the topic in another app",
                 )
         published = {sink.name for other in together.stages.values() for sink in other.sinks if sink.kind == "topic"}
         for name in sorted(published & together.topics):
             raise Refused(
-                f"app {self.name!r} reads the topic {name!r}, and its sink publishes there: records would go round for "
-                "ever",
-                hint="what goes from stage to stage is a slackwater.repartition(...)",
+                f"app {self.name!r} reads the topic {name!r}, and its sink publishes there: records would circulate "
+                "forever",
+                hint="connect stages by slackwater.repartition(...)",
             )
         try:
             together._upstream().prepare()
         except CycleError as error:
             raise Refused(
-                f"stage {stage.name!r} closes a circle: {' -> '.join(error.args[1])}",
-                hint="records would go round for ever, and no snapshot would end; stages read only what is before them",
+                f"stage {stage.name!r} closes a cycle: {' -> '.join(error.args[1])}",
+                hint="records would circulate forever, and no snapshot would complete; read only upstream stages",
             ) from None
         self.stages[stage.name] = stage

@@ -58,7 +58,7 @@ def event_time(*, ahead: str = "1 day", late: Late = "drop", emits: Emits = "cha
         raise Usage(f"event_time: emits is {emits!r}; expected 'changes' or 'final'")
     if emits == "final" and late == "keep":
         raise Usage(
-            "event_time: late rows are kept, so that no window is ever final; say another late=, or leave emits="
+            'event_time: late="keep" would change windows that emits="final" has emitted; choose another of either'
         )
     return EventTimeOptions(ahead_ms, late, emits)
 
@@ -70,13 +70,13 @@ def late_channel(stage: str, key: tuple[str, ...], state: Kind | None) -> Repart
     """Return the channel to the table of a stage's late rows. Raises `Usage` if the stage cannot have one."""
     if state is not None and state.no_late_table:
         raise Usage(
-            f"stage {stage!r} has a table of late rows, which would be {state.no_late_table}",
-            hint='say late=slackwater.repartition(...), and keep what comes there in a stage of yours; or late="drop"',
+            f"stage {stage!r} cannot have a table of late rows: it would be {state.no_late_table}",
+            hint='set late=slackwater.repartition(...), and keep these rows in a stage of your own; or late="drop"',
         )
     if not key or state is None:
         raise Usage(
-            f"stage {stage!r} has a table of late rows, and says no {'state' if state is None else 'key'} for it",
-            hint="the table has the stage's own state= and key=[...], a window among the columns",
+            f"stage {stage!r} has a table of late rows, but no {'state' if state is None else 'key'}= for it",
+            hint="the table uses the stage's own state= and key=[...], with a window in the key",
         )
     return repartition(f"{stage}-late", key)
 

@@ -65,7 +65,7 @@ def processor(
     if output_mode.casefold() not in ("append", "update"):
         raise Usage(
             f"processor: output_mode is {output_mode!r}; expected 'Update' or 'Append'",
-            hint="all rows of the table are in it at any moment: `slackwater query`",
+            hint="for the complete table, use `slackwater query`",
         )
 
     @cache
@@ -116,7 +116,9 @@ class _VariableRecorder:
         self.columns.pop(stateName, None)
 
     def __getattr__(self, name: str) -> Any:
-        raise Refused(f"init() asks its handle for {name}; expected only state variables: there is no key yet")
+        raise Refused(
+            f"init() uses {name} of its handle; expected only requests for state variables: there is no key yet"
+        )
 
     def _note(self, form: Form, name: str, fields: Any, ttl_ms: int | None, key: Any = None) -> object:
         label = f"{form} state {name!r}"

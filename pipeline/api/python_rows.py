@@ -23,7 +23,7 @@ class _AsPython:
 
 
 class AsRows(_AsPython):
-    """Passes one `Row` for each row."""
+    """Converts each row to a `Row`."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
         """Return each key as a tuple."""
@@ -45,10 +45,14 @@ class AsRows(_AsPython):
         tuples: list[tuple[Any, ...]] = []
         for row in output:
             if not isinstance(row, Row):
-                raise Refused(f"the class gave {type(row).__name__}; expected Row", hint="in_pandas=True for frames")
+                raise Refused(
+                    f"the class returned {type(row).__name__}; expected Row", hint="in_pandas=True for frames"
+                )
             fields = getattr(row, "__fields__", None)
             if fields is None:
-                raise Refused("the class gave a Row without names", hint=f"Row({', '.join(f'{n}=…' for n in names)})")
+                raise Refused(
+                    "the class returned a Row without names", hint=f"Row({', '.join(f'{n}=…' for n in names)})"
+                )
             if fields == names and not nested:
                 tuples.append(row)
             else:
@@ -58,7 +62,7 @@ class AsRows(_AsPython):
 
 
 class AsFrames(_AsPython):
-    """Passes one pandas frame for each key."""
+    """Converts the rows of a key to a pandas frame."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
         """Return each key as a tuple."""
@@ -85,7 +89,7 @@ class AsFrames(_AsPython):
         names, rows = schema.names, []
         for frame in output:
             if not isinstance(frame, pd.DataFrame):
-                raise Refused(f"{type(frame).__name__} was given; expected a frame of pandas")
+                raise Refused(f"the code returned {type(frame).__name__}; expected a pandas DataFrame")
             if not len(frame):
                 continue
             columns = frame.columns.tolist()
@@ -122,5 +126,5 @@ def _table(columns: Sequence[Sequence[Any]], schema: pa.Schema, *, nan_is_null: 
         try:
             arrays.append(pa.array(values, field.type, from_pandas=nan_is_null))
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise Refused(f"column {field.name!r} of what was given is no {field.type}: {error}") from error
+            raise Refused(f"column {field.name!r} of the returned rows does not fit {field.type}: {error}") from error
     return pa.table(arrays, schema=schema)

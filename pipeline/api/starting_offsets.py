@@ -73,7 +73,7 @@ class StartingOffsets:
                     f"{topic}[{partition}] {begins[partition]}" for partition, at in enumerate(offsets_found) if at < 0
                 ]
                 raise Refused(
-                    f"{subject}: no record is as late as {', '.join(too_late)} (ms since 1970)",
+                    f"{subject}: no record at or after {', '.join(too_late)} (ms since 1970)",
                     hint='starting_offsets_by_timestamp_strategy="latest" begins such partitions at their end',
                 )
             return tuple(end if at < 0 else at for at, end in zip(offsets_found, ends, strict=True))

@@ -89,7 +89,7 @@ class Jars:
         maven = shutil.which("mvn")
         if maven is None:
             raise MissingTool(
-                f"{self.name} is to be fetched with Maven, and there is no mvn on PATH",
+                f"Maven is needed to fetch {self.name}, and there is no mvn on PATH",
                 hint="install Maven (package: maven), and run this again; it is needed only once",
             )
         tell(f"fetching {self.name} with Maven, once, into {folder}")

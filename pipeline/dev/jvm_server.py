@@ -68,7 +68,7 @@ class EmbeddedServer(ABC):
 
     @property
     def pid(self) -> int | None:
-        """Process id of the server; None while it is not ours."""
+        """Process id of the server; None unless this object started it and has not released it."""
         return self._process.pid if self._process else None
 
     @abstractmethod
@@ -102,7 +102,7 @@ class EmbeddedServer(ABC):
         self.kill()
         java = find_java(self.name)
         classpath = f"{self.jars.fetch(self._tell)}/*"
-        if not ports.is_free(self.port) and not self._moved():
+        if not ports.is_free(self.port) and not self._change_port():
             raise Refused(
                 f"{self.name} cannot listen on port {self.port} of {ports.HOST}: it is taken",
                 hint="choose another port, or stop what listens there",
@@ -122,7 +122,7 @@ class EmbeddedServer(ABC):
         deadline, moves = time.monotonic() + START_PATIENCE_S, 0
         while self._process.ended() is not None or not self.answers():
             if (code := self._process.ended(_POLL_S)) is not None:
-                if moves < _MOST_MOVES and self._lost_a_port():
+                if moves < _MOST_MOVES and self._has_lost_port():
                     moves += 1
                     self.launch()
                     continue
@@ -131,15 +131,15 @@ class EmbeddedServer(ABC):
                 raise self._failed(Unavailable, f"{self.name} does not answer {START_PATIENCE_S:.0f} s after its start")
         self.may_move = False
 
-    def _lost_a_port(self) -> bool:
+    def _has_lost_port(self) -> bool:
         """Return True if the server ended because a port that it needs was taken."""
         return not ports.is_free(self.port) or _TAKEN in logged(self.log, self._log_start)
 
-    def _moved(self) -> bool:
+    def _change_port(self) -> bool:
         """Choose another port if the current one is taken and may change. Returns True if it may."""
         if self.may_move:
             old_port, self.port = self.port, ports.choose()
-            self._tell(f"port {old_port} was taken meanwhile: {self.name} goes to port {self.port}")
+            self._tell(f"port {old_port} was taken by another program: {self.name} uses port {self.port}")
         return self.may_move
 
     def kill(self) -> None:

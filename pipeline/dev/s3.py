@@ -66,14 +66,14 @@ class EmbeddedS3(EmbeddedServer):
 
     def answers(self) -> bool:
         """Return True if the bucket can be listed and the server has the folder's own mark."""
-        mark_name = self._mark()
+        mark_name = self._mark_name()
         return (
             bool(mark_name)
-            and self._gives(f"/{BUCKET}?list-type=2&max-keys=1", b"<ListBucketResult")
-            and (self._gives(f"/{_MARKS}/{mark_name}", mark_name.encode()))
+            and self._returns(f"/{BUCKET}?list-type=2&max-keys=1", b"<ListBucketResult")
+            and (self._returns(f"/{_MARKS}/{mark_name}", mark_name.encode()))
         )
 
-    def _gives(self, path: str, expected: bytes) -> bool:
+    def _returns(self, path: str, expected: bytes) -> bool:
         """Return True if the server's response contains these bytes."""
         # AWS's first signature version needs only these lines; importing boto3 is slow.
         date = formatdate(usegmt=True)
@@ -89,7 +89,7 @@ class EmbeddedS3(EmbeddedServer):
         finally:
             connection.close()
 
-    def _mark(self) -> str:
+    def _mark_name(self) -> str:
         """Return the name of the object that identifies this folder's server; empty before the first start."""
         marks = self.folder / "objects" / _MARKS
         return next((path.name for path in sorted(marks.glob("*"))), "")
@@ -104,7 +104,7 @@ class EmbeddedS3(EmbeddedServer):
         # s3proxy stores a bucket as a folder.
         for bucket in (BUCKET, _MARKS):
             (objects / bucket).mkdir(parents=True, exist_ok=True)
-        if not self._mark():
+        if not self._mark_name():
             mark_name = uuid.uuid4().hex
             (objects / _MARKS / mark_name).write_text(mark_name, encoding="ascii")
         for path in objects.rglob("*-*-*-*-*"):

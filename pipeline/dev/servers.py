@@ -197,7 +197,7 @@ class DevServers:
         if not ports.is_free(port):
             raise Refused(
                 f"{recorded.name} cannot listen on port {port} of {ports.HOST}: it is taken",
-                hint=f"name another one with --{kind.name.lower()}-port, or none: any free one will do",
+                hint=f"choose another with --{kind.name.lower()}-port, or leave it out to use any free port",
             )
         return self._recorded(kind, port)
 
@@ -215,8 +215,8 @@ class DevServers:
                 raise Unavailable(
                     f"{server.name} runs on port {server.port} and does not answer"
                     if running
-                    else f"{server.name} ended while it was waited for",
-                    hint=f"`slackwater dev down` and `up` start it anew; its log is {server.log}",
+                    else f"{server.name} ended before it answered",
+                    hint=f"restart it: `slackwater dev down`, then `slackwater dev up`; its log is {server.log}",
                 )
             time.sleep(_POLL_S)
 

@@ -1,4 +1,4 @@
-"""Optional clients: whether they are installed, and rate-limited logging of their warnings."""
+"""Detection of optional clients, and rate-limited logging of their warnings."""
 
 import logging
 import sys
@@ -19,7 +19,7 @@ def is_missing(module: str, client: str, extra: str) -> bool:
     except ModuleNotFoundError:  # raised if the parent package is missing
         is_installed = False
     if not is_installed:
-        _log.warning("%s is configured, and its client is not installed: %s", client, installing(extra))
+        _log.warning("%s is configured, but its client is not installed: %s", client, installing(extra))
     return not is_installed
 
 
@@ -41,7 +41,7 @@ class Once(logging.Handler):
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _AGAIN_S
             line = record.getMessage().partition("\n")[0]
-            _log.warning("%s: %s; nothing here waits for it", self._what, line)
+            _log.warning("%s: %s (slackwater continues without it)", self._what, line)
 
 
 def tell_once(logger: str, client: str) -> None:

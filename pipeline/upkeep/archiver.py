@@ -179,7 +179,13 @@ class Archiver(Listener):
         topic.retry_s, topic.looked_s = time.monotonic() + _RETRY_S, float("-inf")
         if topic.error != why:
             log = _log.info if expected else _log.warning
-            log("the input archive of %s waits: %s of %s: %s", self._app, count(topic.pending), topic.name, why)
+            log(
+                "the input archive of %s is delayed: %s offsets of %s to archive: %s",
+                self._app,
+                count(topic.pending),
+                topic.name,
+                why,
+            )
         topic.error = why
 
     def _archive(self, topic: _Topic) -> None:
@@ -205,8 +211,8 @@ class Archiver(Listener):
         head = index.newest(self._store, self._app, topic.name, incarnation, previous=previous)
         if head is not None and topic_id and head.topic_id not in ("", topic_id):
             _log.warning(
-                "topic %s was deleted and made anew: what is read of it goes to another input archive of %s; the old "
-                "one stays",
+                "topic %s was deleted and made again: its records go to a new input archive of %s; the old archive is "
+                "kept",
                 topic.name,
                 self._app,
             )

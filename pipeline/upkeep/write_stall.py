@@ -87,7 +87,7 @@ class Stall:
         if "gave up" in self._logged:
             return batch_s
         if waited_s >= _GIVE_UP_S:
-            self._log_once("gave up", f"nobody has compacted it for {waited_s:.0f} s; batches go on, slowed down")
+            self._log_once("gave up", f"no compaction for {waited_s:.0f} s; batches continue, slowed down")
         return _GIVE_UP_S
 
     def _log_state(self, l0: int, delay_s: float) -> None:
@@ -95,10 +95,10 @@ class Stall:
         if delay_s == inf:
             self._log_once("stopped", f"{ssts} (l0_stop is {stop}): no batch starts before compaction has merged them")
         elif delay_s:
-            rule = f"(l0_slowdown is {slowdown}): batches start later until it has caught up"
+            rule = f"(l0_slowdown is {slowdown}): batches are delayed until compaction has caught up"
             self._log_once("slowed down", f"{ssts} {rule}")
         elif self._logged and l0 < slowdown:
-            self._log_once("", f"{ssts}; batches were held back for {self._held_s:.0f} s")
+            self._log_once("", f"{ssts}; batches were delayed for {self._held_s:.0f} s")
             self._logged.clear()
             self._held_s = 0.0
 

@@ -58,7 +58,7 @@ def part(content: str, name: str) -> str:
 
 
 TASKS = "_slackwater_tasks"
-"""An int64: bit n is set if task n, modulo `MOST_TASKS`, read one of the rows."""
+"""Column of int64: bit n is set if task n, modulo `MOST_TASKS`, read one of the rows."""
 MOST_TASKS = 63
 
 
@@ -148,7 +148,7 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
         return {f"_{old}{part}": f"_{new}{part}" for old, new in names.items() for part in ("_sum", "_count", "_by")}
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Return True for other aggregates: each is a column with a meaning of its own."""
+        """Return True if `now` is `aggregate(...)` too: each aggregate is a column with its own meaning."""
         return self.tag == now.tag
 
     def needed_in(self, column: str) -> str:
@@ -212,7 +212,7 @@ class NoRoom(Exception):
         self.row = row
         type_name = "long" if pa.types.is_integer(kind) else f"decimal({kind.precision}, {kind.scale})"
         label = f"the sum behind {column[1:-4]}" if is_internal(column) else column
-        self._says = label, f"would be {total:f}, for which a {type_name} has no room"
+        self._says = label, f"would be {total:f}, which does not fit a {type_name}"
         super().__init__(" ".join(self._says))
 
     def of(self, keys: pa.Table) -> BadRecord:
@@ -261,7 +261,7 @@ class PerKey:
         return self._reduce(self._column("count", name, aggregate.column), "sum" if self._parts else "count")
 
     def _total(self, name: str, aggregate: Aggregate, schema: pa.Schema) -> Array:
-        """Return the sums of a sum or a mean. Raises `NoRoom`."""
+        """Return the sum of each key, for the aggregates sum and mean. Raises `NoRoom`."""
         column = name if aggregate.function == "sum" else f"_{name}_sum"
         kind = schema.field(column).type
         if (low := part("low", name)) in self._rows.column_names:
@@ -395,7 +395,7 @@ def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[s
             newer = pc.greater_equal(by, old_by) if function == "last" else pc.less(by, old_by)
             use_new = pc.fill_null(newer, pc.and_(pc.is_null(old_by), pc.is_valid(by)))
             return {name: pc.if_else(use_new, new, old), f"_{name}_by": pc.if_else(use_new, by, old_by)}
-    raise ValueError(f"{function} is no aggregate that is known here")
+    raise ValueError(f"unknown aggregate function {function!r}")
 
 
 def plus(name: str, old: Array, new: Array) -> Array:

@@ -15,10 +15,10 @@ class Attached(Kind, frozen=True, tag="attached"):
     operator: str = ""
     """Kind of operator, such as `aggregate`."""
     migrates: ClassVar[bool] = False
-    elsewhere: ClassVar[str] = "the state of a query of Spark that slackwater is attached to"
+    elsewhere: ClassVar[str] = "the state of a Spark query that slackwater is attached to"
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
         raise Refused(
-            f"rows are {self.elsewhere}: no program makes them",
-            hint="slackwater adopt CHECKPOINT PROGRAM --stage NAME makes them those of a stage",
+            f"rows are {self.elsewhere}, so no program can write them",
+            hint="slackwater adopt CHECKPOINT PROGRAM --stage NAME turns them into the state of a stage",
         )

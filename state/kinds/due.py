@@ -65,14 +65,14 @@ class Final(Kind, frozen=True, tag="final"):
         return Sessions(self, column)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the columns. Also raises `Usage` if the key has no window, or if the state decides what to emit."""
+        """Fix the columns. Raises `Usage` if the key has no window or the state decides what to emit (`Kind.bind`)."""
         bound = self.core.bind(rows, key)
         why, hint = self.core.not_final
         if why:
-            raise Usage(f'event_time(emits="final") of state={why}', hint=hint)
+            raise Usage(f'event_time(emits="final") cannot be used with state={why}', hint=hint)
         window = window_of(pa.schema([field_of(rows[0], name) for name in key]))
         if window is None:
-            raise Usage('event_time(emits="final") of a stage without a window (F.window) in its key: nothing ends')
+            raise Usage('event_time(emits="final") needs a window (F.window) in the key of the stage')
         return BoundDue(bound, window, "watermark", final=True)
 
 

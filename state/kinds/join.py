@@ -30,7 +30,7 @@ _FAR_US = 1 << 61
 """Later times are clipped to this, so that adding to a time does not overflow."""
 How: TypeAlias = Literal["inner", "left"]
 _MATCHED = "_matched"
-"""For a left outer join: whether each waiting row of the left side has met a match."""
+"""List column of a left outer join: True for each waiting row of the left side that has matched."""
 _NEVER = np.iinfo(np.int64)
 
 
@@ -85,11 +85,11 @@ class Join(Kind, frozen=True, tag="join"):
     in_any_order: ClassVar[bool] = True
     no_late_table: ClassVar[str] = "a join of one stream"
     no_ttl: ClassVar[tuple[str, str]] = (
-        "keeps what waits for a join, which would be gone too soon",
+        "keeps rows that wait for a join, which would expire too soon",
         "rows leave when the watermark has passed them",
     )
     not_final: ClassVar[tuple[str, str]] = (
-        "join(...), which emits each pair once, when it is there",
+        "join(...), which emits each pair only once",
         "leave emits= out; how='left' emits rows without a match when nothing can match them any more",
     )
 
@@ -100,7 +100,7 @@ class Join(Kind, frozen=True, tag="join"):
         return column
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the table's columns. Also raises `Refused` if a side has no time, or if two columns have one name."""
+        """Fix the columns. Raises `Refused` if a side has no time or two columns have one name; see `Kind.bind`."""
         if len(rows) != 2:
             raise Usage(
                 f"the stage's function returns {len(rows)} DataFrame{'s' * (len(rows) != 1)}, and join(...) takes two",
@@ -140,13 +140,13 @@ def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> JoinSid
     part, time = list(times).index(name), times[name]
     if not time:
         raise Refused(
-            f"join: the rows of {name!r} have no watermark, which says their time and how long others wait for them",
-            hint=f'say .withWatermark("at", "10 minutes") of the DataFrame that is returned for {name!r}',
+            f"join: the rows of {name!r} have no watermark, which defines their time and how long matches wait",
+            hint=f'add .withWatermark("at", "10 minutes") to the DataFrame that is returned for {name!r}',
         )
     if time in key:
         raise Refused(
             f"join: the time of {name!r} is {time!r}, which is part of the key",
-            hint="leave it out of key=: the join compares the times of the two sides itself",
+            hint="remove it from key=: the join compares the times itself",
         )
     # As the table stores them: fields of structs in lists are nullable.
     columns = [pa.field(field.name, to_arrow(from_arrow(field.type))) for field in rows[part] if field.name not in key]
@@ -231,13 +231,15 @@ def pairs(left: Waiting, right: Waiting, within_us: int) -> tuple[Numbers, Numbe
     """
     every, fresh = np.flatnonzero(~right.alone), np.flatnonzero(right.new & ~right.alone)
     coming, stored = np.flatnonzero(left.new & ~left.alone), np.flatnonzero(~left.new)
-    halves = [_near(left, coming, right, every, within_us), _near(left, stored, right, fresh, within_us)]
+    halves = [_find_pairs(left, coming, right, every, within_us), _find_pairs(left, stored, right, fresh, within_us)]
     lefts, rights = (np.concatenate(side) for side in zip(*halves, strict=True))
     order = np.argsort(lefts, kind="stable")
     return lefts[order], rights[order]
 
 
-def _near(left: Waiting, lefts: Numbers, right: Waiting, rights: Numbers, within_us: int) -> tuple[Numbers, Numbers]:
+def _find_pairs(
+    left: Waiting, lefts: Numbers, right: Waiting, rights: Numbers, within_us: int
+) -> tuple[Numbers, Numbers]:
     """Return the pairs among the given rows of each side."""
     # With times replaced by their ranks, (key, time) becomes one ascending number.
     times = np.unique(right.at_us[rights])
@@ -291,7 +293,7 @@ class BoundJoin(Bound):
 
     @property
     def late_rows(self) -> tuple[pa.Schema, Mapping[str, str]]:
-        """Schema of late rows of either side, and its columns by those of the batch."""
+        """Schema of late rows of either side, and the column of that schema by column of the batch."""
         columns = {name: name for name in self.key}
         for side in (self.left, self.right):
             columns |= {multi_input.name_of(side.part, name): name for name in side.columns.names}

@@ -115,7 +115,7 @@ class Bound:
 
     @property
     def late_rows(self) -> tuple[pa.Schema, Mapping[str, str]] | None:
-        """Schema of late rows, and its columns by those of the batch; None for the schema of the stage's own rows."""
+        """Schema of late rows, and its columns by column of the batch; None to keep the stage's own schema."""
         return None
 
     @property
@@ -150,7 +150,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     not_final: ClassVar[tuple[str, str]] = ("", "")
     """Reason why its rows cannot be emitted once, and what to do instead; empty if they can."""
     no_late_table: ClassVar[str] = ""
-    """Description of a table of late rows, if that is not possible; empty if it is."""
+    """Content that a table of late rows would have, if such a table is not supported; empty if it is."""
     no_ttl: ClassVar[tuple[str, str]] = ("", "")
     """Reason why its rows cannot have a time to live, and what to do instead; empty if they can."""
 
@@ -319,12 +319,12 @@ _INPUT, _TIME = b"slackwater.input", b"slackwater.time"
 
 
 def of_input(rows: pa.Schema, name: str, time: str | None) -> pa.Schema:
-    """Return a schema that records its input and the column of its watermark."""
+    """Return the schema with its input and watermark column as metadata."""
     return rows.with_metadata({_INPUT: name.encode()} | ({_TIME: time.encode()} if time else {}))
 
 
 def input_of(rows: pa.Schema) -> tuple[str, str]:
-    """Return the input recorded by `of_input`, and the column with the time; empty without a watermark."""
+    """Return the input and the watermark column from the metadata of `of_input`; empty without a watermark."""
     metadata = rows.metadata or {}
     return metadata.get(_INPUT, b"").decode(), metadata.get(_TIME, b"").decode()
 
@@ -360,7 +360,7 @@ def check_value_names(names: Sequence[str], key: tuple[str, ...]) -> None:
         if name in key:
             raise Usage(f"column {name!r} is part of the key already; give the value another name")
         if is_internal(name):
-            raise Usage(f"column {name!r} starts with '_', which is kept for internal columns; rename it")
+            raise Usage(f"column {name!r} starts with '_', which is reserved for internal columns; rename it")
 
 
 def key_of_table(key: Sequence[str], values: Collection[str]) -> tuple[str, ...]:

@@ -70,10 +70,10 @@ class PandasState(SparkCode, frozen=True, tag="pandas_state"):
 
     timeout: Timeout = "NoTimeout"
     not_final: ClassVar[tuple[str, str]] = (
-        "pandas_state(...), whose function says itself what it emits",
+        "pandas_state(...), whose function decides what to emit",
         "have the function set a timeout for the end of the window",
     )
-    no_late_table: ClassVar[str] = "what the function makes of late rows alone"
+    no_late_table: ClassVar[str] = "the output of the function for late rows alone"
 
     def __str__(self) -> str:
         return f"pandas_state({self.timeout})"

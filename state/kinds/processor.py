@@ -52,10 +52,10 @@ class Processor(SparkCode, frozen=True, tag="processor"):
     variables: dict[str, Variable] = field(default_factory=dict)
     """Stored variables by name; for a class in a program, `code` has them."""
     not_final: ClassVar[tuple[str, str]] = (
-        "processor(...), whose class says itself what it emits",
+        "processor(...), whose class decides what to emit",
         "have the class register a timer for the end of the window",
     )
-    no_late_table: ClassVar[str] = "what the class makes of late rows alone"
+    no_late_table: ClassVar[str] = "the output of the class for late rows alone"
 
     def __str__(self) -> str:
         return f"processor(time_mode={self.time_mode})"
@@ -103,22 +103,22 @@ class Processor(SparkCode, frozen=True, tag="processor"):
         return "rows fall due by it" if column == TIMERS else ""
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the table's columns. Also raises `Refused` for a reserved name, or a variable that cannot be kept."""
+        """Fix the columns. Raises `Refused` for a reserved name or an unsupported variable; see `Kind.bind`."""
         columns, emits = self.code.columns(), self.code.emits()
         names = [column.name for column in columns]
         check_value_names(names, key)
         if self.time_mode != "None" and TIMERS in (*names, *key):
             raise Refused(
-                f"the class has a state variable {TIMERS!r}, which is the column of a key's timers",
+                f"the class has a state variable {TIMERS!r}, but this is the name of the column of timers",
                 hint="give the variable another name",
             )
         if timed := [
             column.name for column in columns if column.variable.ttl_ms and self.time_mode != "ProcessingTime"
         ]:
             raise Refused(
-                f"state variable {timed[0]!r} has a time to live, which goes by the processing time, and time_mode is "
+                f"state variable {timed[0]!r} has a time to live, which needs processing time, but time_mode is "
                 f"{self.time_mode!r}",
-                hint='say time_mode="ProcessingTime", as to Spark',
+                hint='set time_mode="ProcessingTime", as in Spark',
             )
         for schema in rows:
             for column in self.code.order_by:
@@ -135,7 +135,7 @@ class Processor(SparkCode, frozen=True, tag="processor"):
         if len(rows) != 1 + (part is not None):
             raise Usage(
                 f"the stage's function returns {len(rows)} DataFrames, and processor(...) takes "
-                f"{'one, and one with what keys begin with' if part is not None else 'one'}",
+                f"{'two: the rows, and the initial state of keys' if part is not None else 'one'}",
                 hint="return their union: flights.unionByName(weather, allowMissingColumns=True)",
             )
         late = [

@@ -43,19 +43,19 @@ def replaced(table: Table, name: str) -> Bound:
     kind, values = kind_of(table.state), arrow_schema(table.values)
     if kind.elsewhere:
         raise Refused(
-            f"the rows of {name} are {kind.elsewhere}, so they are not changed here",
-            hint="slackwater adopt makes them those of a stage, which can be edited",
+            f"cannot edit {name}: its rows are {kind.elsewhere}",
+            hint="slackwater adopt turns them into the state of a stage, which can be edited",
         )
     if kind.waiting:
         raise Refused(
-            f"the rows of {name} hold {kind.waiting}, which cannot be changed by hand",
-            hint="reject or mend the records that they are of, and rewind to before them",
+            f"cannot edit {name}: its rows hold {kind.waiting}",
+            hint="reject or correct the records that they come from, and rewind to before these records",
         )
     if DUE not in values.names:
         return Replaced(values)
     if not (column := kind.due_column(arrow_schema(table.key))):
         raise Refused(
-            f"when rows of {name} fall due, only its program knows",
-            hint="while a runner has the app, that does the edit: start it, and say it again",
+            f"cannot edit {name} while its app is stopped: only its program knows when rows fall due",
+            hint="start a runner of the app, which then applies the edit, and repeat this command",
         )
     return BoundDue(Replaced(values.remove(values.get_field_index(DUE))), column, kind.due_by, final=kind.once)

@@ -34,7 +34,7 @@ class Sessions(Kind, frozen=True, tag="sessions"):
     state: Any
     """`Final`, with the aggregates of each session."""
     column: str = ""
-    """Not stored, because it may be renamed."""
+    """Name of the session column; not stored, because it may be renamed."""
     migrates: ClassVar[bool] = False
     key_column: ClassVar[bool] = True
     waiting: ClassVar[str] = "sessions that are open"
@@ -55,15 +55,15 @@ class Sessions(Kind, frozen=True, tag="sessions"):
         return kind.carried(column)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the columns; `key` includes the session. Also raises `Usage` unless the state is `aggregate(...)`."""
+        """Fix the columns; `key` includes the session. Raises `Usage` for other states than `aggregate(...)`."""
         inner = self.state.core.bind(rows, key)
         if not isinstance(inner, BoundAggregates):
             raise Usage(
-                f"sessions ({self.column!r} of the key) are of state=aggregate(...), not of {self.state}",
-                hint="key by what the sessions are of, and keep them as a list in state=slackwater.update(...)",
+                f"sessions ({self.column!r} in the key) need state=aggregate(...), not {self.state}",
+                hint="remove the session from the key, and keep sessions as a list in state=slackwater.update(...)",
             )
         if reserved := sorted({*TIMES} & {*inner.values.names}):
-            raise Usage(f"column {reserved[0]!r} of a session is its time already; give the aggregate another name")
+            raise Usage(f"{reserved[0]!r} is a field of each session; give the aggregate another name")
         return BoundSessions(inner, self.column)
 
 
@@ -127,7 +127,7 @@ class BoundSessions(Bound):
             _whole_ms(stored.end) <= self.until_ms if self.until_ms is not None else np.zeros(len(stored.end), bool)
         )
         try:
-            sessions = self._joined(rows, groups, stored.filter(~has_ended))
+            sessions = self._merge_rows(rows, groups, stored.filter(~has_ended))
         except NoRoom as error:
             raise error.of(keys) from None
         counts = np.bincount(sessions.ids, minlength=groups.num)
@@ -161,7 +161,7 @@ class BoundSessions(Bound):
         parts = pa.table([columns[name] for name in self.inner.values.names], schema=self.inner.values)
         return _Spans(ids, _us(columns["start"]), _us(columns["end"]), parts)
 
-    def _joined(self, rows: pa.Table, groups: Groups, stored: _Spans) -> _Spans:
+    def _merge_rows(self, rows: pa.Table, groups: Groups, stored: _Spans) -> _Spans:
         """Merge a batch's rows into the sessions: rows extend a session, and may join several sessions into one.
 
         Raises `NoRoom`, whose `row` is the position of the key.
@@ -173,7 +173,7 @@ class BoundSessions(Bound):
         if starts.null_count or ends.null_count:
             raise Refused(
                 f"a row has no session in {self.column!r}",
-                hint="leave such rows out: F.session_window gives none without a time",
+                hint="filter such rows out: F.session_window is null if the time is null",
             )
         ids = np.concatenate([stored.ids, groups.ids.astype(np.int64)])
         start, end = np.concatenate([stored.start, _us(starts)]), np.concatenate([stored.end, _us(ends)])
@@ -190,7 +190,7 @@ class BoundSessions(Bound):
 
         Raises `NoRoom`, whose `row` is the number of the session.
         """
-        old_numbers, old = _as_one(number[: len(stored.ids)], stored.parts, self.inner)
+        old_numbers, old = _combine_parts(number[: len(stored.ids)], stored.parts, self.inner)
         # Aggregates take rows sorted by group, here by session, with the stored row of each group.
         new = number[len(stored.ids) :]
         order = np.argsort(new, kind="stable")
@@ -247,7 +247,7 @@ def _sessions(ids: Numbers, start: Numbers, end: Numbers) -> tuple[Numbers, Numb
     return order, np.flatnonzero(begins), number
 
 
-def _as_one(numbers: Numbers, parts: pa.Table, aggregates: BoundAggregates) -> tuple[Numbers, pa.Table]:
+def _combine_parts(numbers: Numbers, parts: pa.Table, aggregates: BoundAggregates) -> tuple[Numbers, pa.Table]:
     """Combine the parts of each number into one row; `numbers` ascend.
 
     Combines neighbours in pairs, so that the number of rounds is the logarithm of the largest number of parts. Raises

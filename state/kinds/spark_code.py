@@ -109,8 +109,8 @@ class Handle:
     def _variable(self, name: str) -> StateVariable:
         if name not in self._variables:
             raise Refused(
-                f"the class asks for state variable {name!r}, and did not when the app was started",
-                hint="init() asks for all of them, the same ones each time",
+                f"the class asks for state variable {name!r}, but did not when the app was started",
+                hint="init() must ask for the same state variables each time",
             )
         return self._variables[name]
 
@@ -118,7 +118,7 @@ class Handle:
     def _timed(self) -> Timers:
         if self._timers is None:
             raise Refused(
-                "the class has timers, and time_mode is 'None'",
-                hint='say time_mode="ProcessingTime" or "EventTime", as to Spark',
+                "the class has timers, but time_mode is 'None'",
+                hint='set time_mode="ProcessingTime" or "EventTime", as in Spark',
             )
         return self._timers

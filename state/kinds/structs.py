@@ -21,10 +21,10 @@ class SparkStruct(Protocol):
     """Spark's `StructType`."""
 
     def toInternal(self, obj: Any) -> Any:
-        """Return Spark's internal values of a user's value."""
+        """Convert a user's value to Spark's internal value."""
 
     def fromInternal(self, obj: Any) -> Any:
-        """Return the row of internal values."""
+        """Convert an internal value to a row."""
 
     def needConversion(self) -> bool:
         """Return True if nested values of this type differ from their internal values."""
@@ -65,15 +65,15 @@ class Structs:
         return [array.take(positions) for array in arrays]
 
     def taken(self, value: Sequence[Any]) -> Fields:
-        """Return the internal values of a user's value. Raises `Refused` if it is no such struct."""
+        """Convert a user's value to internal values. Raises `Refused` if it does not fit the struct."""
         if type(value) is tuple and tuple(map(type, value)) == self._python_types:
             return value  # nearly always
         names = ", ".join(field.name for field in self._kind)
         if not isinstance(value, tuple | list):
-            problem = f"state variable {self._column!r}: {type(value).__name__} was given"
+            problem = f"state variable {self._column!r}: got {type(value).__name__}"
             raise Refused(f"{problem}; expected a tuple of {names}")
         if len(value) != self._kind.num_fields:
-            problem = f"state variable {self._column!r}: {len(value)} values were given"
+            problem = f"state variable {self._column!r}: got {len(value)} values"
             raise Refused(f"{problem}; expected {self._kind.num_fields}: {names}")
         plain_fields = [
             float(plain_field) if type(plain_field := _plain(field)) is int and python is float else plain_field
@@ -85,11 +85,11 @@ class Structs:
             raise Refused(f"state variable {self._column!r}: a value does not fit: {error}") from error
 
     def given(self, value: Fields) -> Fields:
-        """Return the user's form of internal values, safe to change."""
+        """Convert internal values to the user's; the caller may change the result."""
         return tuple(self.named(value)) if self._converted else value
 
     def named(self, value: Fields) -> Any:
-        """Return internal values as a row with named fields, safe to change."""
+        """Convert internal values to a row with named fields; the caller may change the result."""
         return self._spark.fromInternal(deepcopy(value) if self._nested else value)
 
     def _array(self, field: pa.Field, inner: pa.DataType, values: Sequence[Any]) -> pa.Array:
@@ -98,7 +98,7 @@ class Structs:
             return pa.array(written, inner).cast(field.type)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise Refused(
-                f"state variable {self._column!r}: a value of field {field.name!r} is no {field.type}: {error}"
+                f"state variable {self._column!r}: a value of field {field.name!r} does not fit {field.type}: {error}"
             ) from error
 
 

@@ -26,7 +26,7 @@ class Code:
     state: Callable[[], pa.Schema]
     """Returns the value columns of the table. Called when bound, because DDL text needs Spark to parse it."""
     emits: tuple[Callable[[], pa.Schema], ...] = ()
-    """Return the columns of emitted rows, one function for each output."""
+    """Returns the columns of emitted rows; one function for each output."""
     order_by: tuple[str, ...] = ()
 
 
@@ -37,8 +37,8 @@ class Update(OfCode, frozen=True, tag="update"):
     """Value column with the due time of rows; empty if they never fall due."""
     due_by: DueBy = "watermark"
     not_final: ClassVar[tuple[str, str]] = (
-        "update(...), whose function says itself what it emits",
-        'keep the end of the window in a column of the state, and say update(..., due="that column")',
+        "update(...), whose function decides what to emit",
+        'keep the end of the window in a column of the state, and set update(..., due="that column")',
     )
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Update(OfCode, frozen=True, tag="update"):
         return "rows fall due by it" if column == self.due else ""
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the table's columns. Also raises `NotFound` if `due` is no column, and `Usage` if it is no time."""
+        """Fix the columns. Raises `NotFound` if `due` is no column, `Usage` if it is no time; see `Kind.bind`."""
         values = self.code.state()
         check_value_names(values.names, key)
         for schema in rows:
@@ -136,7 +136,7 @@ def _check_once(role: str, table: pa.Table, name: str) -> None:
     if (count := table.column_names.count(name)) > 1:
         raise Refused(
             f"the update function's {role} rows have column {name!r} {count} times",
-            hint="drop all but one before they are returned, or give the others another name",
+            hint="return only one of them, or give the others another name",
         )
 
 

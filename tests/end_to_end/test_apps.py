@@ -132,7 +132,7 @@ def test_the_versions_of_a_real_run_say_what_its_s3_server_was_asked(
     ("variant", "said"),
     [
         ("changed key", "key columns are \\(branch\\)"),
-        ("changed value type", "column .balance. is double now, and what is stored is int64"),
+        ("changed value type", "column .balance. is now double, but stored values are int64"),
         ("streaming aggregation", "streaming Aggregate"),
         ("two uses of the stream", "2 times"),
     ],

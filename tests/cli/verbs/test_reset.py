@@ -57,7 +57,7 @@ def test_offsets_are_set_and_the_log_says_it() -> None:
         (("--to-earliest", "--topic", "flights", "--topic", "flights:1"), 2, "each topic once"),
         (("--to-offset", "-1", "--all-topics"), 2, "--to-offset is -1; expected an offset from 0"),
         (("--by-duration", "soon", "--all-topics"), 2, "--by-duration 'soon' is not a span of time"),
-        (("--to-datetime", "noon", "--all-topics"), 2, "--to-datetime 'noon' is no time"),
+        (("--to-datetime", "noon", "--all-topics"), 2, "--to-datetime 'noon' is not a time"),
         (("--shift-by", "-1000", "--all-topics"), 1, "flights[0] would be read from -"),
         (("--to-earliest", "--topic", "by-carrier"), 1, "'by-carrier' is a repartition topic that aircraft of flights"),
     ],

@@ -120,8 +120,8 @@ def test_a_users_topic_that_was_made_again_stops_its_stage_and_is_read_from_its_
         world.refusing.check(world.sends)
     said, hint = no.value.message, no.value.hint
     holds = ", ".join(f"{world.events}[{each}] 0..{count}" for each in range(partitions)) if count else "no records"
-    assert f"it was the one of id {former} with 2 partitions, read up to {world.events}[0]@5" in said
-    assert f"now it is the one of id {now} with {partitions} partition" in said
+    assert f"it had id {former} and 2 partitions, read up to {world.events}[0]@5" in said
+    assert f"now it has id {now} and {partitions} partition" in said
     assert said.endswith(f"and holds {holds}")
     assert f"slackwater reset {world.app.name} --topic {world.events} --to-earliest" in hint
     assert "--accept-loss" in hint
@@ -158,7 +158,7 @@ def test_rows_on_their_way_go_with_a_repartition_topic_and_only_these(world: Wor
     world.send(1, 0)
     former, now = world.make_again(world.channel, 2)
     for stage in (world.sends, world.reads):
-        with pytest.raises(AnotherTopic, match=f"id {former} .* it is the one of id {now}") as no:
+        with pytest.raises(AnotherTopic, match=f"id {former} .* now it has id {now}") as no:
             world.refusing.check(stage)
         assert "run the app with --accept-loss" in no.value.hint
         assert f"slackwater clone {world.app.name}@SNAPSHOT NAME" in no.value.hint
@@ -296,7 +296,7 @@ def test_of_each_topic_of_a_name_records_are_read_in_order_from_the_first_and_no
             assert read.get(now, {}) == {each: count for each, count in enumerate(fed[now]) if count}
         elif what == "start":
             if not is_same:
-                with pytest.raises(AnotherTopic, match=f"it is the one of id {now}"):
+                with pytest.raises(AnotherTopic, match=f"now it has id {now}"):
                     world.refusing.check(world.sends)
             world.claim("sends")
             assert world.heads["sends"].inputs[world.events].topic_id == now
