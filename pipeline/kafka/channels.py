@@ -58,7 +58,7 @@ class KafkaChannels:
                 hint="a replacement needs the same partitions, with the same events up to the clone's offsets",
             )
         outside = [
-            f"{topic}[{partition}] is read from {offset}, but holds {first}..{end}"
+            f"{topic}[{partition}] would be read from offset {offset}, but Kafka has {first} to {end}"
             for partition, (offset, first, end) in enumerate(zip(offsets, current.earliest, current.ends, strict=True))
             if not first <= offset <= end
         ]

@@ -145,9 +145,9 @@ def lacking(kafka: Properties, error: KafkaError | None, right: str, topic: str)
     if error is None or error.code() not in _UNAUTHORISED:
         return None
     return Refused(
-        f"{server(kafka)} does not let this user do what it takes: the right {right} on topic {topic!r} is missing",
+        f"{server(kafka)} denies this user the right {right} on topic {topic!r}",
         hint=f"kafka-acls --bootstrap-server {kafka['bootstrap.servers']} --add --allow-principal User:NAME "
-        f"--operation {right} --topic {topic}; docs/operating.md has all the rights that an app needs",
+        f"--operation {right} --topic {topic}; docs/operating.md lists all rights that an app needs",
     )
 
 

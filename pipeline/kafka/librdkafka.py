@@ -177,7 +177,7 @@ class LibrdKafka:
     def _failures(
         self, futures: Mapping[str, Future[object]], ignored: Collection[int]
     ) -> Iterator[tuple[str, KafkaError]]:
-        """Yield (name, error) of failed requests, except errors with a code in `fine`."""
+        """Yield (name, error) of failed requests, except errors with a code in `ignored`."""
         for name, future in futures.items():
             try:
                 future.result()

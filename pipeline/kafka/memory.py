@@ -323,6 +323,6 @@ class MemoryTransactions:
 
     def _check(self) -> None:
         if self._turn is None:
-            raise Broken("it is not open")
+            raise Broken("the producer is closed")
         if self._kafka._producers[self._id] is not self._turn:
             raise Overtaken("another producer has this transactional id")

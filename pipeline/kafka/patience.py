@@ -44,7 +44,7 @@ class Patience:
             self._since = now
         elapsed = now - self._since
         if elapsed > self.limit_s:
-            next_step = "nothing is lost: start again when it is back, and the app goes on where it stopped"
+            next_step = "nothing is lost: restart when it is back, and the app resumes where it stopped"
             raise Unavailable(
                 f"{self.server} has not answered for {elapsed:.0f} s{f' ({reason})' if reason else ''}",
                 hint="; ".join(filter(None, (address_of(self.setting), next_step))),

@@ -112,7 +112,7 @@ def _decimal(node: Node) -> tuple[dict[str, Any], pa.DataType, dict[str, str]]:
 def _items(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layout:
     items = _layout(node, name, null, numbers)
     if items is None:
-        raise Refused("an Avro array or map of items without bytes, such as null, is not read")
+        raise Refused("Avro arrays and maps whose items have no bytes, such as null, are not supported")
     return items
 
 
@@ -131,7 +131,7 @@ def _union(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layout
     for choice in choices:
         part = Layout("null", null) if choice["type"] == "null" else _layout(choice, "", null, numbers)
         if part is None:
-            raise Refused("an Avro union with a branch without bytes that is not null is not read")
+            raise Refused("Avro unions with a branch without bytes, other than null, are not supported")
         avro = {"type": part.avro} if isinstance(part.avro, str) else part.avro
         own = avro.get("name") or avro.get("logicalType") or avro["type"]
         parts.append(Layout(part.avro, part.field if own == "null" else part.field.with_name(own)))

@@ -30,11 +30,11 @@ def check(label: str, schema: pa.Schema) -> None:
     """Check that the columns have an Avro schema. Raises `Refused` with a message that begins with `label`."""
     for field in schema:
         if not _NAME.fullmatch(field.name) or _kind(field.type) is None:
-            reason = f"is {field.type}" if _NAME.fullmatch(field.name) else "has a name that Avro does not take"
+            reason = f"is {field.type}" if _NAME.fullmatch(field.name) else "has a name that Avro does not allow"
             raise Refused(
-                f"{label}: column {field.name!r} {reason}; Avro is written of columns that are numbers, strings, "
-                "bytes, booleans, dates, timestamps, decimals, or lists of these, and named by letters, digits and '_'",
-                hint="cast or rename it in the stage's function, or say value='json'",
+                f"{label}: column {field.name!r} {reason}; Avro output supports numbers, strings, bytes, booleans, "
+                "dates, timestamps, decimals, and lists of these, in columns with names of letters, digits and '_'",
+                hint="cast or rename it in the stage's function, or use value='json'",
             )
 
 

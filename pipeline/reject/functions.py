@@ -176,4 +176,4 @@ def _column(columns: Sequence[Any], texts: list[str | None]) -> Any:
 def _check_length(returned: int, count: int) -> None:
     """Raises `ValueError` if a function returned another number of rows than it got."""
     if returned != count:
-        raise ValueError(f"the function gave {returned} rows for {count}")
+        raise ValueError(f"the function returned {returned} rows for {count}")
