@@ -61,12 +61,12 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": f"{endpoint.name}{'_of_body' if in_body else ''}",
         "summary": summary.partition("\n")[0],
-        "description": f"A token needs the verb `{endpoint.verb}`." if endpoint.verb else "Any token will do.",
+        "description": f"A token needs the verb `{endpoint.verb}`." if endpoint.verb else "A token needs no verb.",
         "parameters": parameters,
         "responses": {
-            "200": {"description": "What was asked for.", "content": media},
-            "304": {"description": "It is what `If-None-Match` says."},
-            **{str(code): {"description": "What went wrong.", "content": _problem()} for code in CODES},
+            "200": {"description": "The answer.", "content": media},
+            "304": {"description": "Not changed since the ETag in `If-None-Match`."},
+            **{str(code): {"description": "An error.", "content": _problem()} for code in CODES},
         },
     }
     if in_body:

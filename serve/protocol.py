@@ -72,7 +72,7 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes += len(data)
         if self._head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
             self._wait(begins=False)
-            self.send_400_response("The request's head is too large.")
+            self.send_400_response("The request's headers are too large.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

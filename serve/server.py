@@ -48,7 +48,7 @@ class Listening:
     def check(self) -> None:
         """Raise `Usage` for options that cannot be combined."""
         if self.client_ca is not None and self.certificate is None:
-            raise Usage("--client-ca goes with TLS", hint="give --certificate FILE, and --key FILE")
+            raise Usage("--client-ca needs TLS", hint="give --certificate FILE, and --key FILE")
 
 
 class ServeInstance:
@@ -131,6 +131,6 @@ class ServeInstance:
         return self._server.started
 
     def __str__(self) -> str:
-        who, listening = "anybody" if self._is_open else "whoever has a token", self._listening
+        access, listening = "no token required" if self._is_open else "token required", self._listening
         scheme = "http" if listening.certificate is None else "https"
-        return f"{self._client.root} at {scheme}://{listening.host}:{listening.port} for {who}"
+        return f"{self._client.root} at {scheme}://{listening.host}:{listening.port}, {access}"

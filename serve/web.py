@@ -110,7 +110,7 @@ class _Bounded:
         if scope["type"] != "http" or scope["path"] in PROBES:
             return await self._router(scope, receive, send)
         if self._under_way >= MOST_REQUESTS:
-            error = Unavailable(f"{MOST_REQUESTS:,} requests are under way", hint="ask again in a second")
+            error = Unavailable(f"{MOST_REQUESTS:,} requests are in progress", hint="retry in a second")
             return await refused(error)(scope, receive, send)
         self._under_way += 1
         try:
@@ -121,7 +121,7 @@ class _Bounded:
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "http":
-        error = Usage("there is no such address", hint="/openapi.json says what there is")
+        error = Usage("there is no such URL", hint="/openapi.json lists the routes")
         await refused(error, 404)(scope, receive, send)
 
 
@@ -192,7 +192,7 @@ class _Route:
     async def _check_still_admitted(self, grant: Grant, headers: dict[str, str], scope: Scope) -> None:
         """Raise an error unless the caller is still admitted with the same permissions."""
         if grant.name and await self._door.known(headers, scope) != grant:
-            raise Denied(f"what the token {grant.name!r} may has changed", hint="ask again")
+            raise Denied(f"the permissions of token {grant.name!r} have changed", hint="connect again")
 
 
 def rows_in(data: object) -> int:
@@ -233,7 +233,7 @@ class _Streamed:
         self._source, self._check_access, self._service, self._who = events, check_access, service, who
         self.events = 0
         if service.streams[who] >= _MAX_STREAMS:
-            raise TooOften(f"{_MAX_STREAMS} streams of one asker are open", after_s=5)
+            raise TooOften(f"this client already has {_MAX_STREAMS} open streams", after_s=5)
 
     async def sent(self) -> AsyncIterator[bytes]:
         """Yield the events, and a last event `error` when the caller loses access."""

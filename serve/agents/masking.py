@@ -27,7 +27,7 @@ _SQL_ERRORS = ("Parser Error", "Binder Error", "Catalog Error", "Conversion Erro
 _SAFE_ERRORS = ("Denied", "NotKnown", "TooOften", "TooMuch", "NotYet", "NotFound", "MomentGone", "Unavailable")
 """Errors whose messages hold names, times and counts, but no values."""
 _HINT = (
-    "values are hidden: a column can be counted, grouped, joined and compared with itself, or with a name it has shown"
+    "values are hidden: a column can be counted, grouped, joined, and compared with itself or with names that it showed"
 )
 
 
@@ -87,12 +87,12 @@ class Masking:
 
     def _value(self, name: str) -> object:
         if _NAME.fullmatch(name) is None:
-            raise Usage("values are hidden, so a key is given by its name", hint="query, diff or history show names")
+            raise Usage("values are hidden, so a key is given by its name", hint="query, diff and history show names")
         with self.names.lock:
             if name not in self.names.values:
                 raise NotFound(
                     "hidden value",
                     name,
-                    found="an instance knows a name once it has shown it: ask again for the rows with it",
+                    found="an instance knows only names that it has shown: query the rows again",
                 )
             return self.names.values[name]

@@ -65,7 +65,7 @@ class Rows:
 def at_once(answers: TableAnswers, keys: Sequence[Key], columns: Sequence[str], seen_ms: int) -> Rows | None:
     """Return the rows of keys inline, or None if not all of their SSTs are open or there are too many.
 
-    Raises as `SharedLookUps.rows`.
+    Raises `Usage` for a key that does not fit the table, and `NotFound` for an unknown column.
     """
     opened, declared, names = answers.opened, answers.declared, answers.columns
     if opened is None or len(keys) * (_VALUES_A_KEY + len(columns or names)) > _MAX_VALUES:
