@@ -43,10 +43,7 @@ Keys = Annotated[
         examples=[["UA"]],
     ),
 ]
-Key = Annotated[
-    str,
-    Meta(max_length=10_000, description="The key as text, in the format of `key` of a table's rows.", examples=["UA"]),
-]
+Key = Annotated[str, Meta(max_length=10_000, description="A key as text, as for rows by key.", examples=["UA"])]
 Version = Annotated[int, Meta(ge=0, le=1 << 53, description="Number of a version; 0 means the newest, or none.")]
 Columns = Annotated[list[str], Meta(max_length=1_000, description="Only this column; repeatable.")]
 Limit = Annotated[int, Meta(ge=1, le=10_000, description="Maximum number of results, newest first.")]
@@ -82,7 +79,6 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """The function's name."""
         return self.function.__name__
 
     def understand(

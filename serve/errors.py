@@ -61,7 +61,6 @@ CODES = tuple(sorted({422, *(status for _, status in STATUS)} - {500}))
 
 
 def status_of(error: SlackwaterError) -> int:
-    """Return the HTTP status of an error."""
     return next((status for kind, status in STATUS if isinstance(error, kind)), 422)
 
 

@@ -93,7 +93,6 @@ class Newest:
             self._listeners -= 1
 
     def close(self) -> None:
-        """Stop polling."""
         for task in filter(None, (self._task, self._warming)):
             task.cancel()
 

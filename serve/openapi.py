@@ -18,7 +18,6 @@ _PROBLEM = {
 
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of some routes."""
     paths: dict[str, dict[str, Any]] = {}
     for route in endpoints:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -70,11 +69,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         },
     }
     if in_body:
-        own = {
-            name: parameter_schema
-            for name, parameter_schema in schema["properties"].items()
-            if name not in endpoint.in_path
-        }
+        own = {name: value for name, value in schema["properties"].items() if name not in endpoint.in_path}
         body = {
             "type": "object",
             "properties": own,

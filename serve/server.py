@@ -46,7 +46,6 @@ class Listening:
             return False
 
     def check(self) -> None:
-        """Raise `Usage` for options that cannot be combined."""
         if self.client_ca is not None and self.certificate is None:
             raise Usage("--client-ca needs TLS", hint="give --certificate FILE, and --key FILE")
 
@@ -127,7 +126,6 @@ class ServeInstance:
 
     @property
     def is_up(self) -> bool:
-        """True while the server is listening."""
         return self._server.started
 
     def __str__(self) -> str:

@@ -183,7 +183,6 @@ class Service:
             await self.peers.begin()
 
     async def end(self) -> None:
-        """Stop following apps and close all resources."""
         for follower in self._followed.values():
             follower.close()
         if self.peers is not None:
@@ -334,7 +333,6 @@ class Call:
         )
 
     def document(self, data: object, *, headers: dict[str, str] | None = None, rows: int = 0) -> Answer:
-        """Return a JSON answer."""
         return Answer(encoded(data), headers=headers or {}, rows=rows)
 
     def etag(self, *parts: object) -> str:

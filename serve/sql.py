@@ -78,7 +78,6 @@ class Found:
     """Values of the names in the rows, if values are hidden."""
 
     def table(self) -> pa.Table:
-        """Return the rows as a table."""
         return pa.ipc.open_stream(self.rows).read_all()
 
 
@@ -183,7 +182,6 @@ class Statements:
         raise TooMuch(message, hint="query less at once") from None
 
     def close(self) -> None:
-        """Stop the processes."""
         _end(self._pool)
 
 

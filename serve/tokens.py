@@ -52,12 +52,10 @@ class Grant:
             )
 
     def check_app(self, app: str) -> None:
-        """Raise `Denied` unless the app may be read."""
         if not self.may_read_app(app):
             raise Denied(f"token {self.name!r} may not read app {app!r}")
 
     def may_read_app(self, app: str) -> bool:
-        """Return True if the app may be read."""
         return bool({ALL, app} & self.apps)
 
     def check_all_tables(self, view: str) -> None:
@@ -81,12 +79,10 @@ class Grant:
         )
 
     def check_table(self, table: str) -> None:
-        """Raise `Denied` unless the table may be read."""
         if not self.may_read(table):
             raise Denied(f"token {self.name!r} may not read table {table!r}")
 
     def may_read(self, table: str) -> bool:
-        """Return True if the table may be read."""
         return bool({ALL, table} & self.tables)
 
 

@@ -41,18 +41,12 @@ class ExtraService(Protocol):
     """A service mounted next to the routes."""
 
     @property
-    def route(self) -> Route:
-        """Its route."""
-        ...
+    def route(self) -> Route: ...
 
-    def running(self) -> AbstractAsyncContextManager[None]:
-        """Run the service during the context."""
-        ...
+    def running(self) -> AbstractAsyncContextManager[None]: ...
 
 
 def application(service: Service, door: Doorkeeper, extra: ExtraService | None = None) -> ASGIApp:
-    """Return the ASGI application."""
-
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[None]:
         await service.begin()
@@ -84,7 +78,7 @@ def application(service: Service, door: Doorkeeper, extra: ExtraService | None =
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     routes = [Route(route.path, _Route(route, service, door), methods=[route.method]) for route in ENDPOINTS]
-    other_routes = [
+    fixed = [
         Route("/openapi.json", openapi),
         Route("/healthz", alive),
         Route("/livez", live),
@@ -93,9 +87,7 @@ def application(service: Service, door: Doorkeeper, extra: ExtraService | None =
         *([extra.route] if extra is not None else []),
     ]
     # A plain router: Starlette's application class would add two useless middleware layers to each request.
-    router = Router(
-        [*routes, *other_routes, *files.routes()], lifespan=lifespan, default=_no_route, redirect_slashes=False
-    )
+    router = Router([*routes, *fixed, *files.routes()], lifespan=lifespan, default=_no_route, redirect_slashes=False)
     return _Bounded(router, service)
 
 
@@ -203,10 +195,8 @@ def rows_in(data: object) -> int:
         case list() | tuple():
             return len(data)
         case msgspec.Raw():
-            encoded_list = bytes(data)
-            return (
-                len(msgspec.json.decode(encoded_list, type=list[msgspec.Raw])) if encoded_list.startswith(b"[") else 0
-            )
+            text = bytes(data)
+            return len(msgspec.json.decode(text, type=list[msgspec.Raw])) if text.startswith(b"[") else 0
         case _:
             return 0
 
@@ -262,7 +252,6 @@ class _Streamed:
 
 
 def refused(error: Exception, status: int = 0, root: str = "") -> Response:
-    """Return the answer for an error."""
     status = status or (status_of(error) if isinstance(error, SlackwaterError) else 500)
     body = encoded(problem(error, root))
     response = Response(body, status, media_type=JSON)

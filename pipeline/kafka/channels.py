@@ -197,7 +197,6 @@ def _to_same_partitions(rows: pa.Table) -> Iterator[tuple[int, bytes]]:
 
 
 def group_of(app: str, stage: str) -> str:
-    """Return the consumer group of a stage."""
     return f"slackwater-{app}-{stage}"
 
 
@@ -210,7 +209,6 @@ class Announcer:
     _announced: dict[str, Mapping[str, Offsets]] = field(default_factory=dict)
 
     def announce_moved(self, positions: Mapping[str, Mapping[str, Offsets]]) -> None:
-        """Commit the offsets of the stages whose offsets have changed."""
         for stage, topics in positions.items():
             if self._announced.get(stage) != topics:
                 self.kafka.commit_offsets(group_of(self.app, stage), topics, wait=False)

@@ -55,7 +55,6 @@ class Clients:
 
     @cached_property
     def admin(self) -> AdminClient:
-        """Admin client for topics, offsets and groups."""
         return AdminClient(self._properties)
 
     def producer(self, patience_s: float) -> Producer:
@@ -100,7 +99,6 @@ class Clients:
         return self._groups[group]
 
     def close(self) -> None:
-        """Close the consumers and stop their threads."""
         for consumer in (*self._idle, *self._groups.values()):
             consumer.close()
         self._idle.clear()
@@ -130,7 +128,6 @@ def asking(kafka: Properties) -> AbstractContextManager[None]:
 
 
 def unavailable(kafka: Properties, error: KafkaException) -> Unavailable:
-    """Return the error for brokers that do not answer."""
     return Unavailable(
         f"{server(kafka)} does not answer: {error.args[0].str()}",
         hint=f"{address_of(SETTING)}; `slackwater dev up` starts one for development",

@@ -132,20 +132,16 @@ def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Sch
                 yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
                 continue
             if not fits(rows.schema, schema):
-                sent, expected = (
-                    ", ".join(f"{column.name} {column.type}" for column in columns) for columns in (rows.schema, schema)
-                )
+                sent, expected = (", ".join(f"{col.name} {col.type}" for col in kind) for kind in (rows.schema, schema))
                 raise Corruption(
                     f"message {_address(message)} has rows of ({sent}); expected ({expected})",
                     object_key=_address(message),
                     hint="the sending stage was changed while records were in flight: run its old code until they are "
                     "consumed, then the new code",
                 )
-            sent_names = set(rows.schema.names)
+            names = set(rows.schema.names)
             columns = [
-                rows.column(field.name).cast(field.type)
-                if field.name in sent_names
-                else pa.nulls(rows.num_rows, field.type)
+                rows.column(field.name).cast(field.type) if field.name in names else pa.nulls(rows.num_rows, field.type)
                 for field in schema
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -169,7 +165,6 @@ def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> I
 
 
 def rows_of(message: Message) -> pa.Table:
-    """Return the rows of one message. Raises `Corruption`."""
     return pa.Table.from_batches(_batches(message))
 
 

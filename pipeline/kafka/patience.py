@@ -32,7 +32,6 @@ class Patience:
     _warned: bool = field(default=False, init=False)
 
     def answered(self) -> None:
-        """Note that the server answered."""
         if self._warned:
             _log.warning("%s is back", self.server)
         self._since, self._warned = None, False
@@ -55,5 +54,4 @@ class Patience:
 
 
 def patience_with(kafka: Kafka, limit_s: float) -> Patience:
-    """Return a timeout for the brokers."""
     return Patience(kafka.name, limit_s, SETTING)

@@ -149,8 +149,7 @@ class Kafka(Protocol):
     def name(self) -> str:
         """Name for messages: `Kafka at host:port`."""
 
-    def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]:
-        """Return the number of partitions of each topic, by name."""
+    def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]: ...
 
     def state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
         """Return a topic's id, and the earliest and end offset of each partition (`read_committed` ends).
@@ -257,7 +256,6 @@ def another_read(topic: str, topic_id: str, current_id: str) -> AnotherTopic:
 
 
 def topic_gone(kafka: str, topic: str) -> Refused:
-    """Return the error for publishing to a topic that was deleted."""
     return Refused(
         f"{kafka} rejects records for {topic!r}: the topic no longer exists",
         hint="create the topic again; nothing is lost",

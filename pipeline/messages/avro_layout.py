@@ -33,7 +33,6 @@ class Layout:
 
 
 def has_bytes(node: Node) -> bool:
-    """Return True if encoded values of the schema have any bytes."""
     if node["type"] == "record":
         return any(has_bytes(field["type"]) for field in node["fields"])
     return node["type"] != "null" and not (node["type"] == "fixed" and node["size"] == 0)
@@ -149,7 +148,6 @@ def _record(name: str, parts: list[Layout], numbers: count[int]) -> Layout:
 def _named_layout(
     avro: dict[str, Any], name: str, kind: pa.DataType, numbers: count[int], more: dict[str, str] | None = None
 ) -> Layout:
-    """Return the layout of a named type, with a generated name."""
     own = f"t{next(numbers)}"
     return Layout(
         {**avro, "name": own}, pa.field(name, kind, nullable=False, metadata={"avro.name": own, **(more or {})})

@@ -39,7 +39,6 @@ def check(label: str, schema: pa.Schema) -> None:
 
 
 def schema_of(name: str, schema: pa.Schema) -> str:
-    """Return the Avro schema of rows of these columns, all nullable."""
     fields = [{"name": field.name, "type": ["null", _kind(field.type)], "default": None} for field in schema]
     return json.dumps({"type": "record", "name": re.sub(r"\W", "_", f"_{name}")[1:] or "row", "fields": fields})
 
@@ -95,7 +94,6 @@ def _nullable(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _bytes(column: pa.Array) -> pa.Array:
-    """Encode each value; nulls stay null."""
     t, kind = pa.types, column.type
     if t.is_boolean(kind):
         return pc.if_else(column, b"\x01", b"\x00")

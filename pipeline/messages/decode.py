@@ -183,12 +183,9 @@ def _spark_type(kind: pa.DataType) -> DataType:
 
 def _subject(column: str | Column) -> str:
     topics = _topics.get()
-    if not isinstance(column, str) or column not in _SIDES or len(topics) != 1:
-        why = (
-            f"the stage reads {len(topics)} topics"
-            if isinstance(column, str) and column in _SIDES
-            else "the column is not a topic's value or key"
-        )
+    is_side = isinstance(column, str) and column in _SIDES
+    if not is_side or len(topics) != 1:
+        why = f"the stage reads {len(topics)} topics" if is_side else "the column is not a topic's value or key"
         raise Usage(
             f"missing subject= of decode ({why})",
             hint='for example decode("value", registry=…, subject="orders-value")',
@@ -301,8 +298,5 @@ def read_batch(
 
 def _no_message(data: bytes) -> str:
     shown = data[:8].hex(" ")
-    return (
-        f"it has no schema registry header (magic byte 0 and schema id): it begins with {shown}"
-        if data
-        else "it is empty"
-    )
+    why = f"it has no schema registry header (magic byte 0 and schema id): it begins with {shown}"
+    return why if data else "it is empty"

@@ -73,10 +73,7 @@ def _column(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataTy
     if not kinds and all(isinstance(value, str | None) for value in node.get("enum", [0])):
         kinds = ["string"]
     if "properties" in node and kinds in ([], ["object"]):
-        fields = (
-            (name, _column(property_node, root, f"{at}/{name}", within))
-            for name, property_node in node["properties"].items()
-        )
+        fields = ((name, _column(part, root, f"{at}/{name}", within)) for name, part in node["properties"].items())
         return pa.struct([pa.field(name, kind) for name, kind in fields])
     if sorted(kinds) == ["integer", "number"]:
         return pa.float64()
@@ -99,6 +96,4 @@ def _referenced(ref: str, root: Any, at: str) -> Any:
 
 
 def _refused(at: str, why: str) -> Refused:
-    return Refused(
-        f"the JSON Schema cannot be converted to columns: {at} {why}", hint="use from_json on the bytes after the fifth"
-    )
+    return Refused(f"the JSON Schema has no columns: {at} {why}", hint="use from_json on the bytes after the fifth")

@@ -144,7 +144,6 @@ def _path(subject: str, *version: str | int) -> str:
 
 
 def _content(data: bytes) -> Any:
-    """Return an answer's JSON, or None if it is not JSON."""
     try:
         return json.loads(data)
     except ValueError:

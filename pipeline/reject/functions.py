@@ -157,7 +157,6 @@ def _length(columns: Sequence[Any]) -> int:
 
 
 def _rows(columns: Sequence[Any], rows: Items) -> tuple[Any, ...]:
-    """Return some rows of pandas or Arrow columns, or of frames."""
     return tuple(
         column.iloc[rows].reset_index(drop=True)
         if isinstance(column, pd.Series | pd.DataFrame)

@@ -109,7 +109,6 @@ class Culprits:
         raise error or AssertionError("nothing was tried")
 
     def _log_progress(self, count: int) -> None:
-        """Log the number of records found, at intervals."""
         current_s = time.monotonic()
         if current_s - self._logged >= _LOG_INTERVAL_S:
             self._logged = current_s
@@ -332,7 +331,6 @@ class BatchRejecter:
                 frame.unpersist()
 
     def _allowed(self, base: Manifest) -> int:
-        """Return how many more records may be rejected."""
         return max(self.stage.max_rejected - rejected_of(base).waiting, 0)
 
     def _too_many(self, app: str, first: str) -> Refused:
@@ -359,13 +357,10 @@ class BatchRejecter:
         return sources
 
     def _input_frames(self, messages: Messages) -> list[DataFrame]:
-        """Return a DataFrame of the batch's records for each input."""
         frames = []
         for name in self.stage.inputs:
             source, schema = messages.sources[name], _numbered(self.shape.inputs[name])
-            ranges = tuple(
-                (start, part) for start, input_name, part in messages.numbering.numbered if input_name == name
-            )
+            ranges = tuple((start, part) for start, owner, part in messages.numbering.numbered if owner == name)
             columns = arrow_of(schema)
             reader = KafkaFeed(self.where, source.topic, columns, ranges, source.attempts, messages.patience_s)
             frames.append(
@@ -375,5 +370,4 @@ class BatchRejecter:
 
 
 def _numbered(schema: StructType) -> StructType:
-    """Return an input's columns, followed by `RECORD`."""
     return StructType([*schema.fields, StructField(RECORD, LongType(), nullable=False)])

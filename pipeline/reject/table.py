@@ -148,15 +148,11 @@ def send_rejects(kafka: Kafka, topic: str, letters: Sequence[DeadLetter], *, pat
     """
     try:
         kafka.send(
-            topic,
-            (Record(record.value, None, record.key, record.headers_of()) for record in letters),
-            patience_s=patience_s,
+            topic, (Record(row.value, None, row.key, row.headers_of()) for row in letters), patience_s=patience_s
         )
     except NotTaken as error:
         message = f"cannot write to the topic of rejected records, {topic!r}: {error.why}"
-        hint = (
-            "the batch was rolled back and nothing is lost: make room in the topic, or name another one, and run again"
-        )
+        hint = "the batch was rolled back and nothing is lost: make room in the topic, or name another, and run again"
         raise (Unavailable if error.passing else Refused)(message, hint=hint) from None
 
 

@@ -110,7 +110,6 @@ async def run_again(
 
 
 def probe(step: Evaluation) -> dict[str, Any]:
-    """Return the document of one evaluation."""
     about = {"ref": step.ref, "versions": step.cut.versions, "time_ms": step.cut.time_ms, "outcome": step.answer}
     return about | {"why": step.why, "took_ms": step.took_ms, "number": step.number, "left": step.total - step.number}
 

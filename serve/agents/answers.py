@@ -50,7 +50,6 @@ def bounded(answer: ToolAnswer, most_bytes: int) -> bytes:
 
 
 def time(time_ms: int) -> str:
-    """Format a time."""
     return iso(time_ms, "milliseconds")
 
 

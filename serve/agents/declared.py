@@ -80,7 +80,6 @@ class AgentTool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """JSON Schema of the arguments."""
         _, schemas = msgspec.json.schema_components([self.parameters], ref_template="#/{name}")
         return {**schemas[self.parameters.__name__], "additionalProperties": False}
 

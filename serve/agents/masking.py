@@ -40,7 +40,6 @@ class Masking:
 
     @property
     def mask(self) -> Mask:
-        """Mask for reports."""
         return Mask(self.show)
 
     @property
@@ -58,7 +57,6 @@ class Masking:
         return shortened(value, _MAX_TEXT) if isinstance(value, str) else value
 
     def row(self, row: Mapping[str, object] | None) -> dict[str, object] | None:
-        """Return a row by column, with values shown or hidden."""
         return None if row is None else {name: self.value(value) for name, value in row.items()}
 
     def data(self, data: bytes | None) -> object:

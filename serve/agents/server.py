@@ -68,17 +68,14 @@ class AgentServer:
 
     @property
     def route(self) -> Route:
-        """The HTTP route."""
         return Route("/mcp", self)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Answer HTTP requests during the context."""
         async with self._sessions.run():
             yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer an HTTP request (ASGI)."""
         request = Request(scope, receive)
         try:
             assert isinstance(self._door, Doorkeeper)  # noqa: S101  always one for HTTP

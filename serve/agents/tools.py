@@ -50,9 +50,7 @@ async def apps(call: ToolCall, app: AppOrNone = "") -> ToolAnswer:
             "tables": [
                 {
                     "table": table["table"],
-                    "columns": [
-                        {name: column[name] for name in ("name", "type", "key")} for column in table["columns"]
-                    ],
+                    "columns": [{name: col[name] for name in ("name", "type", "key")} for col in table["columns"]],
                 }
                 for table in tables
             ],
@@ -63,9 +61,7 @@ async def apps(call: ToolCall, app: AppOrNone = "") -> ToolAnswer:
             document["archived_input"] = [archive.topic for archive in index.all_of(client.store, stored_app.name)]
         document["can_be_replayed"] = app in request.service.options.programs
         document["values"] = (
-            "shown"
-            if call.masking.show
-            else "hidden behind names (UUIDs); equal values have equal names, also across tables"
+            "shown" if call.masking.show else "hidden by names (UUIDs), which are equal for equal values of all tables"
         )
         return ToolAnswer(document, "snapshots", len(tables))
 
@@ -108,18 +104,12 @@ async def query(call: ToolCall, app: AppName, sql: Sql, ref: Ref = "now", limit:
         masking.names.learn(result.named)
         rows = [{name: masking.plain(value) for name, value in row.items()} for row in values.rows(table)]
         columns = [{"name": field.name, "type": str(field.type)} for field in table.schema]
-        cut_off = (
+        more = (
             f"there are more than {len(rows)} rows: narrow the query, or raise the limit" if result.is_cut_off else None
         )
         notes = [note.removeprefix("note: ") for note in result.notes]
-        answer = {
-            "versions": reading.moment.versions,
-            "columns": columns,
-            "rows": rows,
-            "cut_off": cut_off,
-            "notes": notes,
-        }
-        return ToolAnswer(answer, "rows", len(rows))
+        about = {"versions": reading.moment.versions, "columns": columns, "rows": rows, "cut_off": more, "notes": notes}
+        return ToolAnswer(about, "rows", len(rows))
 
     return await call.in_thread(document)
 
@@ -148,10 +138,8 @@ async def get(
         rows, present = moment.rows_of(table, parsed)
         keys_and_rows = zip(keys, values.rows(select(table, rows, columns)), present.tolist(), strict=True)
         about = {"version": moment.cut.tables[table].version, "time": time(moment.cut.tables[table].time_ms)}
-        listed_rows = [
-            {"key": key, "row": masking.row(row) if is_present else None} for key, row, is_present in keys_and_rows
-        ]
-        return ToolAnswer(about | {"offsets": reading.offsets(table), "rows": listed_rows}, "rows", len(listed_rows))
+        listed = [{"key": key, "row": masking.row(row) if flag else None} for key, row, flag in keys_and_rows]
+        return ToolAnswer(about | {"offsets": reading.offsets(table), "rows": listed}, "rows", len(listed))
 
     return await call.in_thread(build)
 

@@ -33,12 +33,10 @@ class ServeMetrics:
         )
 
     def observe(self, action: str, status: int, took_s: float) -> None:
-        """Count an answer."""
         self._counted(action, status).inc()
         self._took(action).observe(took_s)
 
     def replaced(self) -> None:
-        """Count a SQL process that was replaced."""
         self._replaced.inc()
 
     def look(self, gauge: str, value: Callable[[], float]) -> None:
@@ -46,6 +44,5 @@ class ServeMetrics:
         self._gauges[gauge].set_function(value)
 
     def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
         text: bytes = generate_latest(self.registry)
         return text

@@ -122,10 +122,8 @@ class StoreWatch:
                 watching.cancel()
 
     def close(self) -> None:
-        """Stop the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def away(sentence: str = "the store does not answer") -> Unavailable:
-    """Return the error for an unavailable store."""
     return Unavailable(sentence, hint="retry; /readyz answers 200 once the store is back")

@@ -29,11 +29,7 @@ TimeMs = Annotated[
 RowLimit = Annotated[int, Meta(ge=1, le=1_000, description="Maximum number of rows; a few more may be returned.")]
 Start = Annotated[
     str,
-    Meta(
-        pattern=r"^(-?\d{1,19})?$",
-        max_length=20,
-        description="`next` of the previous answer; empty for the first rows.",
-    ),
+    Meta(pattern=r"^(-?\d{1,19})?$", max_length=20, description="`next` of the previous answer; empty at first."),
 ]
 Against = Annotated[
     str,
@@ -137,7 +133,7 @@ def _compared(
     old_rows = zip(previous.hashes, _by_key(key, previous.rows), strict=True)
     merged += [(int(at), None, "removed", row) for at, (name, row) in old_rows if name not in new_keys]
     merged.sort(key=lambda entry: entry[0])
-    return [one[1] for one in merged], [entry[2] for entry in merged], [entry[3] for entry in merged]
+    return [entry[1] for entry in merged], [entry[2] for entry in merged], [entry[3] for entry in merged]
 
 
 def _by_key(key: list[str], rows: pa.Table) -> list[tuple[bytes, dict[str, Any]]]:

@@ -112,7 +112,6 @@ class _Queue:
         return batch
 
     def look_up(self, batch: Sequence[_Request]) -> Sequence["Rows | Exception"]:
-        """Return the result or the error of each request."""
         _, table, columns, seen_ms, in_arrow = self.name
         seen_ms = seen_ms or (now_ms() if self.reading.is_newest else 0)
         try:
@@ -207,8 +206,8 @@ def _look_up(
     urgency = _NEWEST_HASTE if reading.is_newest else _HASTE
     rows, present = moment.rows_of(table, keys_table, seen_ms=seen_ms, haste=urgency)
     rows = select(table, rows, columns)
-    is_present = present.tolist()
-    as_json = [] if in_arrow else encode_rows(rows, is_present)
+    flags = present.tolist()
+    as_json = [] if in_arrow else encode_rows(rows, flags)
     results: list[Rows | Exception] = []
     start = 0
     for number, count in enumerate(counts):
@@ -216,15 +215,12 @@ def _look_up(
             results.append(parsed[number])
             continue
         end = start + count
-        results.append(
-            Rows((), rows.slice(start, count), is_present[start:end]) if in_arrow else Rows(as_json[start:end])
-        )
+        results.append(Rows((), rows.slice(start, count), flags[start:end]) if in_arrow else Rows(as_json[start:end]))
         start = end
     return results
 
 
 def encode_rows(rows: pa.Table, present: Sequence[bool]) -> list[bytes]:
-    """Encode each row as JSON, null if not present."""
     rows_and_flags = zip(values.rows(rows), present, strict=True)
     return [encoded(row) if is_present else b"null" for row, is_present in rows_and_flags]
 
