@@ -107,7 +107,7 @@ def _match(written: Node, read: Node, conversions: _Conversions = _ALL_CONVERSIO
 
 
 def _logical_match(written: Node, read: Node) -> bool:
-    """Return True if neither or both are decimals, and a date is not read as a time or a time as a date."""
+    """Return True if both or neither are decimals, and no date is read as a time or a time as a date."""
     logical = [node.get("logicalType", "") for node in (written, read)]
     if "decimal" in logical:
         return logical == ["decimal", "decimal"]

@@ -52,7 +52,7 @@ class Masking:
         return self.plain(value) if self.show else self.names.name(value)
 
     def plain(self, value: object) -> object:
-        """Return a value that SQL returned; SQL sees no hidden values, so nothing needs hiding."""
+        """Return a value from SQL, shortened and JSON-safe. SQL sees names in place of hidden values, so none leaks."""
         value = hexadecimal(value)
         return shortened(value, _MAX_TEXT) if isinstance(value, str) else value
 

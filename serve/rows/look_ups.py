@@ -34,7 +34,7 @@ _MAX_VALUES, _VALUES_A_KEY = 12_000, 20
 A key costs as much as `_VALUES_A_KEY` values.
 """
 _HASTE = Haste(index_bytes=512 << 10, unfiltered=4, ahead_bytes=1 << 20)
-"""Read settings for a store whose round trip takes as long as a megabyte or two."""
+"""Read settings for a store whose round trip takes as long as reading a megabyte or two."""
 _NEWEST_HASTE = replace(_HASTE, whole_bytes=2 << 20)
 """The newest moment's SSTs are fetched whole, since they are to be kept open and a whole file takes no longer."""
 _PATIENCE_S = 0.005
