@@ -26,11 +26,11 @@ def _text(pattern: str, description: str, *examples: str, most: int = 200) -> An
 
 
 AppName = _text(rf"^{keys.NAME}(~[0-9]{{1,3}})?$", "Name of the app.", "flights")
-Stage = _text(rf"^({keys.NAME})?$", "Name of a stage; without it, all stages are meant.", "carriers")
+Stage = _text(rf"^({keys.NAME})?$", "Name of a stage; empty for all stages.", "carriers")
 Table = _text(rf"^{keys.NAME}$", "Name of the table.", "carriers")
 Moment = _text(
     r"^[^/@\x00-\x1f]+$",
-    "A moment, as behind the @ of a ref: `now`, a time in ISO form, `-5m`, `~3`, a snapshot; with `stage`, `v42`.",
+    "A moment, the part of a ref after the @: `now`, an ISO time, `-5m`, `~3`, a snapshot; with `stage`, `v42`.",
     "now",
 )
 Keys = Annotated[
@@ -38,23 +38,23 @@ Keys = Annotated[
     Meta(
         min_length=1,
         max_length=1_000,
-        description=r"The key, as text; several times for many. `\N` is null (`\\N` the string `\N`), bytes are "
+        description=r"The key as text; repeatable. `\N` is null (`\\N` the string `\N`), bytes are "
         "hexadecimal, a struct is a JSON object. A key with several columns is a JSON array of their values.",
         examples=[["UA"]],
     ),
 ]
-Key = Annotated[str, Meta(max_length=10_000, description="The key, as text; as of many keys.", examples=["UA"])]
-Version = Annotated[int, Meta(ge=0, le=1 << 53, description="Number of a version; 0 for the newest, or for none.")]
-Columns = Annotated[list[str], Meta(max_length=1_000, description="Only this column; several times for many.")]
-Limit = Annotated[int, Meta(ge=1, le=10_000, description="At most so many, the newest.")]
-RowsOrAll = Annotated[int, Meta(ge=0, le=1_000_000, description="At most so many rows of each table; 0 for all.")]
-Sql = Annotated[str, Meta(min_length=1, max_length=100_000, description="DuckDB's SQL; one statement, which reads.")]
-KeyOrNone = Annotated[str, Meta(max_length=10_000, description="Only this key, as text; without it, all of the batch.")]
-SnapshotName = _text(rf"^({keys.NAME})?$", "What to call it; without it, the time.", "before-deploy")
-Message = Annotated[str, Meta(max_length=4_096, description="Why, for the log of operations.")]
+Key = Annotated[str, Meta(max_length=10_000, description="A key as text, as for rows by key.", examples=["UA"])]
+Version = Annotated[int, Meta(ge=0, le=1 << 53, description="Number of a version; 0 means the newest, or none.")]
+Columns = Annotated[list[str], Meta(max_length=1_000, description="Only this column; repeatable.")]
+Limit = Annotated[int, Meta(ge=1, le=10_000, description="Maximum number of results, newest first.")]
+RowsOrAll = Annotated[int, Meta(ge=0, le=1_000_000, description="Maximum number of rows per table; 0 for all.")]
+Sql = Annotated[str, Meta(min_length=1, max_length=100_000, description="One read-only statement in DuckDB's SQL.")]
+KeyOrNone = Annotated[str, Meta(max_length=10_000, description="Only this key, as text; empty for the whole batch.")]
+SnapshotName = _text(rf"^({keys.NAME})?$", "Name of the snapshot; empty for the current time.", "before-deploy")
+Message = Annotated[str, Meta(max_length=4_096, description="Reason, for the log of operations.")]
 Format = Annotated[
     Literal["", "json", "arrow"],
-    Meta(description="What the answer is; else the `Accept` header says, and JSON is what there is without."),
+    Meta(description="Format of the answer; empty for that of the `Accept` header, or else JSON."),
 ]
 
 
@@ -79,7 +79,6 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """The function's name."""
         return self.function.__name__
 
     def understand(
@@ -101,11 +100,11 @@ class Endpoint:
             if body:
                 in_body = msgspec.json.decode(body, type=dict[str, Any])
                 if duplicates := in_body.keys() & arguments.keys():
-                    raise Usage(f"{', '.join(sorted(duplicates))}: given in the address and in the body")
+                    raise Usage(f"{', '.join(sorted(duplicates))}: given both in the URL and in the body")
                 arguments |= in_body
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Usage(f"{self.path}: {error}", hint="/openapi.json says what may be asked") from None
-        return converted(arguments, self.parameters, self.path, "/openapi.json says what may be asked")
+            raise Usage(f"{self.path}: {error}", hint="/openapi.json describes the parameters") from None
+        return converted(arguments, self.parameters, self.path, "/openapi.json describes the parameters")
 
 
 ENDPOINTS: list[Endpoint] = []

@@ -29,7 +29,7 @@ class TooOften(SlackwaterError):
     """A rate limit or a limit of concurrent work was exceeded. `after_s` is the time to wait before a retry."""
 
     def __init__(self, sentence: str, *, after_s: float = 1.0) -> None:
-        super().__init__(sentence, hint=f"ask again in {after_s:.1f} s")
+        super().__init__(sentence, hint=f"retry in {after_s:.1f} s")
         self.after_s = after_s
 
 
@@ -61,7 +61,6 @@ CODES = tuple(sorted({422, *(status for _, status in STATUS)} - {500}))
 
 
 def status_of(error: SlackwaterError) -> int:
-    """Return the HTTP status of an error."""
     return next((status for kind, status in STATUS if isinstance(error, kind)), 422)
 
 
@@ -71,7 +70,7 @@ def problem(error: Exception, root: str = "") -> dict[str, Any]:
     `root`, the address of the store, is replaced in the texts, since clients need not know that.
     """
     if not isinstance(error, SlackwaterError):
-        return {"error": "Bug", "message": "this is a bug of slackwater; the server's log has more", "hint": ""}
+        return {"error": "Bug", "message": "this is a bug in slackwater; see the server's log", "hint": ""}
     extra = {"offsets": error.offsets} if isinstance(error, NotYet) else {}
     message, hint = (text.replace(root, "the store") if root else text for text in (error.message, error.hint))
     return {"error": type(error).__name__, "message": message, "hint": hint, **extra}

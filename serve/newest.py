@@ -93,7 +93,6 @@ class Newest:
             self._listeners -= 1
 
     def close(self) -> None:
-        """Stop polling."""
         for task in filter(None, (self._task, self._warming)):
             task.cancel()
 
@@ -105,9 +104,9 @@ class Newest:
                     await self._poll()
                 except (Unavailable, Corruption) as error:
                     # Keep serving the last moment; answers tell its time.
-                    _log.warning("%s cannot be followed: %s", self._app.called, error.message)
+                    _log.warning("cannot poll %s: %s", self._app.called, error.message)
         except Exception as error:  # such as a removed app; the next request raises the error
-            _log.warning("%s is followed no more: %s", self._app.called, error)
+            _log.warning("stopped polling %s: %s", self._app.called, error)
         finally:
             self._reading = self._task = None
             self._notify()
@@ -143,7 +142,7 @@ class Newest:
             try:
                 reading.open(table, owned, most_bytes)
             except SlackwaterError as error:
-                _log.warning("%s of %s cannot be fetched: %s", table, self._app.called, error.message)
+                _log.warning("cannot fetch table %s of %s: %s", table, self._app.called, error.message)
 
     def warm(self) -> None:
         """Start fetching what this instance owns, which may have grown."""

@@ -18,7 +18,6 @@ _PROBLEM = {
 
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of some routes."""
     paths: dict[str, dict[str, Any]] = {}
     for route in endpoints:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -61,20 +60,16 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": f"{endpoint.name}{'_of_body' if in_body else ''}",
         "summary": summary.partition("\n")[0],
-        "description": f"A token needs the verb `{endpoint.verb}`." if endpoint.verb else "Any token will do.",
+        "description": f"A token needs the verb `{endpoint.verb}`." if endpoint.verb else "A token needs no verb.",
         "parameters": parameters,
         "responses": {
-            "200": {"description": "What was asked for.", "content": media},
-            "304": {"description": "It is what `If-None-Match` says."},
-            **{str(code): {"description": "What went wrong.", "content": _problem()} for code in CODES},
+            "200": {"description": "The answer.", "content": media},
+            "304": {"description": "Not changed since the ETag in `If-None-Match`."},
+            **{str(code): {"description": "An error.", "content": _problem()} for code in CODES},
         },
     }
     if in_body:
-        own = {
-            name: parameter_schema
-            for name, parameter_schema in schema["properties"].items()
-            if name not in endpoint.in_path
-        }
+        own = {name: value for name, value in schema["properties"].items() if name not in endpoint.in_path}
         body = {
             "type": "object",
             "properties": own,

@@ -45,9 +45,8 @@ async def rows(
 
     async def part(owner: str, positions: Sequence[int]) -> Rows:
         if owner != peers.me.id:
-            owner_rows = await _ask_owner(
-                call, owner, reading, answers, [texts[position] for position in positions], columns
-            )
+            own_texts = [texts[position] for position in positions]
+            owner_rows = await _ask_owner(call, owner, reading, answers, own_texts, columns)
             if owner_rows is not None and max(len(owner_rows.json), len(owner_rows.present)) == len(positions):
                 return owner_rows
         return await from_here([keys[position] for position in positions])

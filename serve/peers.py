@@ -129,7 +129,7 @@ class Peers:
                 if self.others.keys() != previous:
                     self._on_change()
             except SlackwaterError as error:
-                _log.warning("other instances are not known: %s", error.message)
+                _log.warning("cannot list the other instances: %s", error.message)
 
     def _beat(self) -> None:
         INSTANCES.put(self._store, self.me)

@@ -39,7 +39,6 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """True if no request is being answered."""
         return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
 
     def _make_room(self) -> None:
@@ -57,7 +56,6 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def peer(self) -> str:
-        """The client's address."""
         return self.client[0] if self.client else ""
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -72,7 +70,7 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes += len(data)
         if self._head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
             self._wait(begins=False)
-            self.send_400_response("The request's head is too large.")
+            self.send_400_response("The request's headers are too large.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -88,10 +86,8 @@ class Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._wait(begins=False)
         self.idle_since_s = self.loop.time()
-        self._is_in_head, self._head_bytes = (
-            True,
-            -self._part_bytes,
-        )  # the rest of this data does not count for the next request
+        # The rest of this data does not count for the next request.
+        self._is_in_head, self._head_bytes = True, -self._part_bytes
         super().on_message_complete()
 
     def _wait(self, *, begins: bool = True) -> None:

@@ -157,7 +157,7 @@ def history(call: Call, app: AppName, table: Table, key: Key, limit: Limit = 20)
 def lineage(call: Call, app: AppName, stage: Stage, version: Version = 0, after: Version = 0) -> object:
     """Return the offsets that a stage read up to or between versions, on its own inputs and on users' topics."""
     if not stage:
-        raise Usage("lineage is of one stage", hint="give stage=NAME")
+        raise Usage("lineage needs a stage", hint="give stage=NAME")
     result = call.app(app, "the lineage of a stage").lineage(stage, version, after=after)
     return fields(result, "stage", "direct", "sources", "lost", "records")
 

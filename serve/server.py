@@ -46,9 +46,8 @@ class Listening:
             return False
 
     def check(self) -> None:
-        """Raise `Usage` for options that cannot be combined."""
         if self.client_ca is not None and self.certificate is None:
-            raise Usage("--client-ca goes with TLS", hint="give --certificate FILE, and --key FILE")
+            raise Usage("--client-ca needs TLS", hint="give --certificate FILE, and --key FILE")
 
 
 class ServeInstance:
@@ -127,10 +126,9 @@ class ServeInstance:
 
     @property
     def is_up(self) -> bool:
-        """True while the server is listening."""
         return self._server.started
 
     def __str__(self) -> str:
-        who, listening = "anybody" if self._is_open else "whoever has a token", self._listening
+        access, listening = "no token required" if self._is_open else "token required", self._listening
         scheme = "http" if listening.certificate is None else "https"
-        return f"{self._client.root} at {scheme}://{listening.host}:{listening.port} for {who}"
+        return f"{self._client.root} at {scheme}://{listening.host}:{listening.port}, {access}"

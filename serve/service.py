@@ -160,9 +160,9 @@ class Service:
         return moment
 
     def check_not_busy(self) -> None:
-        """Raise as `taking_long`."""
+        """Raise `TooOften` if too many long operations are running."""
         if self._long >= self.options.long_at_once:
-            raise TooOften(f"{self._long} searches, replays or proofs are under way", after_s=5)
+            raise TooOften(f"{self._long} bisects, replays or verifications are already running", after_s=5)
 
     @contextmanager
     def taking_long(self) -> Iterator[None]:
@@ -183,7 +183,6 @@ class Service:
             await self.peers.begin()
 
     async def end(self) -> None:
-        """Stop following apps and close all resources."""
         for follower in self._followed.values():
             follower.close()
         if self.peers is not None:
@@ -241,7 +240,7 @@ class Call:
         return cls(service, grant, wants_arrow, etags, credentials, is_passed_on=bool(hop), seen_ms=seen_ms)
 
     def app(self, name: str, view: str = "") -> "StoredApp":
-        """Return an app that the caller may read. A non-empty `what` names a view of all tables, such as the log.
+        """Return an app that the caller may read. A non-empty `view` names a view of all tables, such as the log.
 
         Changes are recorded under the token's name. Raises `Denied`, and as `Client.app`.
         """
@@ -252,7 +251,10 @@ class Call:
         return (client.on_behalf_of(self.grant.name) if self.grant.name else client).app(name)
 
     async def whole_app(self, name: str, view: str) -> "StoredApp":
-        """Return an app of which the caller may read all tables, for `what`; runs in a thread. Raises as `app`."""
+        """Return an app of which the caller may read all tables, for `view`; runs in a thread.
+
+        Raises `Denied`, and `NotFound` for an unknown app.
+        """
         return await self.service.in_thread(lambda: self.app(name, view))
 
     async def moment(
@@ -284,7 +286,7 @@ class Call:
             await self.service.in_thread(lambda: reading.offsets(*tables))
         offsets = reading.offsets(*tables)
         if unknown := {topic for topic, _, _ in expected} - offsets.keys():
-            raise NotFound("topic that is read", min(unknown), offsets)
+            raise NotFound("input topic", min(unknown), offsets)
         is_read = has_read(reading)
         if not is_read and reading.is_newest:
             later, is_read = await (await self.service.newest(app)).until(has_read, wait_ms / 1_000)
@@ -293,7 +295,7 @@ class Call:
             raise NotYet(
                 f"the state has not read {', '.join(min_offsets)} yet",
                 offsets=reading.offsets(*tables),
-                hint="offsets says the next that it reads of each partition; ask again, or wait longer (wait_ms)",
+                hint="offsets has the next offset of each partition; retry, or wait longer (wait_ms)",
             )
         return reading
 
@@ -331,7 +333,6 @@ class Call:
         )
 
     def document(self, data: object, *, headers: dict[str, str] | None = None, rows: int = 0) -> Answer:
-        """Return a JSON answer."""
         return Answer(encoded(data), headers=headers or {}, rows=rows)
 
     def etag(self, *parts: object) -> str:

@@ -78,7 +78,6 @@ class Found:
     """Values of the names in the rows, if values are hidden."""
 
     def table(self) -> pa.Table:
-        """Return the rows as a table."""
         return pa.ipc.open_stream(self.rows).read_all()
 
 
@@ -146,14 +145,14 @@ class Statements:
         function.
         """
         if self._waiting[who] >= _WAITING:
-            raise TooOften(f"{_WAITING} queries wait already")
+            raise TooOften(f"{_WAITING} queries are already waiting")
         self._waiting[who] += 1
         try:
             async with self._of_asker[who]:
                 return await self._run_in_process(function, argument, seconds)
         except TimeoutError:
             self._replaced()
-            raise TooMuch(f"the query took more than {seconds:g} s", hint="ask for less at once") from None
+            raise TooMuch(f"the query took more than {seconds:g} s", hint="query less at once") from None
         finally:
             self._waiting[who] -= 1
             if not self._waiting[who]:
@@ -177,15 +176,12 @@ class Statements:
                 if not self._pool.active:
                     broken, self._pool = self._pool, self._new_pool("spawn" if attempt else self._method)
                     asyncio.get_running_loop().run_in_executor(None, _end, broken)
-        message = "the query took more memory than it may"
+        message = "the query exceeded its memory limit"
         if code not in (_NO_MEMORY, _NO_ROOM):
-            message = (
-                f"the query's process ended with exit code {code}: for want of memory, or because somebody ended it"
-            )
-        raise TooMuch(message, hint="ask for less at once") from None
+            message = f"the query's process ended with exit code {code}: it ran out of memory, or was killed"
+        raise TooMuch(message, hint="query less at once") from None
 
     def close(self) -> None:
-        """Stop the processes."""
         _end(self._pool)
 
 

@@ -46,24 +46,24 @@ class Grant:
     def check(self, verb: Verb | None) -> None:
         """Raise `Denied` unless the verb is granted."""
         if verb is not None and verb not in self.verbs:
-            who = f"token {self.name!r}" if self.name else "whoever has no token"
-            raise Denied(f"{who} may not {verb}", hint=f"slackwater token add NAME --verb {verb} … makes one that may")
+            who = f"token {self.name!r}" if self.name else "a client without a token"
+            raise Denied(
+                f"{who} may not {verb}", hint=f"slackwater token add NAME --verb {verb} … creates one that may"
+            )
 
     def check_app(self, app: str) -> None:
-        """Raise `Denied` unless the app may be read."""
         if not self.may_read_app(app):
             raise Denied(f"token {self.name!r} may not read app {app!r}")
 
     def may_read_app(self, app: str) -> bool:
-        """Return True if the app may be read."""
         return bool({ALL, app} & self.apps)
 
     def check_all_tables(self, view: str) -> None:
-        """Raise `Denied` unless all tables may be read; `what` names the view that covers all tables."""
+        """Raise `Denied` unless all tables may be read; `view` names the view that covers all tables."""
         if ALL not in self.tables:
             raise Denied(
-                f"token {self.name!r} may read {_listed(self.tables)} only, and {view} tells of all tables",
-                hint="slackwater token add NAME without --table makes a token for all tables",
+                f"token {self.name!r} may read only {_listed(self.tables)}, and {view} covers all tables",
+                hint="slackwater token add NAME without --table creates a token for all tables",
             )
 
     @property
@@ -75,16 +75,14 @@ class Grant:
         return (
             *apps,
             f"tables other than {_listed(self.tables)}",
-            f"what tells of all tables: {', '.join(OF_ALL_TABLES)}",
+            f"views of all tables: {', '.join(OF_ALL_TABLES)}",
         )
 
     def check_table(self, table: str) -> None:
-        """Raise `Denied` unless the table may be read."""
         if not self.may_read(table):
             raise Denied(f"token {self.name!r} may not read table {table!r}")
 
     def may_read(self, table: str) -> bool:
-        """Return True if the table may be read."""
         return bool({ALL, table} & self.tables)
 
 
@@ -123,7 +121,8 @@ class Doorkeeper:
     async def known(self, headers: Mapping[str, str], scope: Scope, age_s: float = STREAM_KNOWN_S) -> Grant:
         """Return the permissions of a request without the rate limit, by tokens read at most `age_s` ago.
 
-        For streams that were admitted before. Raises as `admit`.
+        For streams that were admitted before. Raises `NotKnown`, `Denied`, and `Unavailable` if the store does not
+        answer.
         """
         authorization = headers.get("authorization", "")
         certificate = scope.get("extensions", {}).get("tls", {}).get("client_cert_name", "")
@@ -131,16 +130,14 @@ class Doorkeeper:
             return self._admit_anybody(headers)
         is_away = self._age_s > age_s and not await self._reading.is_answered()
         if is_away and self._age_s > _KNOWN_WITHOUT_STORE_S:
-            raise away("the store, which has the tokens, does not answer")
+            raise away("the store, which holds the tokens, does not answer")
         if authorization:
             scheme, _, token = authorization.partition(" ")
             entry = self._by_digest.get(self._client.digest_of(token.strip())) if scheme.lower() == "bearer" else None
         else:
             entry = self._by_name.get(certificate)
         if entry is None or 0 < entry[1] < now_ms():
-            raise NotKnown(
-                "nobody is known by this token or certificate", hint="slackwater token add NAME makes a token"
-            )
+            raise NotKnown("the token or certificate is unknown", hint="slackwater token add NAME creates a token")
         return entry[0]
 
     @property
@@ -150,16 +147,16 @@ class Doorkeeper:
     def _admit_anybody(self, headers: Mapping[str, str]) -> Grant:
         if not self._is_open:
             raise NotKnown(
-                "a token is needed", hint="send Authorization: Bearer TOKEN; slackwater token add NAME makes one"
+                "a token is required", hint="send Authorization: Bearer TOKEN; slackwater token add NAME creates one"
             )
         # DNS rebinding: a foreign page can resolve its own name to this machine, and send requests from the user's
         # browser.
         host = headers.get("host", "")
         if (host if host.endswith("]") else host.rpartition(":")[0] or host) not in _LOCAL:
-            raise Denied(f"without a token, this machine is asked as {_LOCAL[0]}; found {host[:100]!r}")
+            raise Denied(f"without a token, the Host header must be {_LOCAL[0]}; found {host[:100]!r}")
         # Cross-site requests: a foreign page can also send requests to this address without reading the answer.
         if (origin := headers.get("origin")) and _ORIGIN.fullmatch(origin) is None:
-            raise Denied(f"without a token, no page of another host may ask; found the origin {origin[:100]!r}")
+            raise Denied(f"without a token, pages of other hosts are refused; found the origin {origin[:100]!r}")
         return self._anybody
 
     def _read(self) -> None:
@@ -183,6 +180,7 @@ class Doorkeeper:
         remaining = min(grant.per_s, remaining + (now_s - at_s) * grant.per_s)
         if remaining < 1:
             raise TooOften(
-                f"token {grant.name!r} may ask {grant.per_s} times a second", after_s=(1 - remaining) / grant.per_s
+                f"token {grant.name!r} is limited to {grant.per_s} requests per second",
+                after_s=(1 - remaining) / grant.per_s,
             )
         self._buckets[grant.name] = remaining - 1, now_s

@@ -41,18 +41,12 @@ class ExtraService(Protocol):
     """A service mounted next to the routes."""
 
     @property
-    def route(self) -> Route:
-        """Its route."""
-        ...
+    def route(self) -> Route: ...
 
-    def running(self) -> AbstractAsyncContextManager[None]:
-        """Run the service during the context."""
-        ...
+    def running(self) -> AbstractAsyncContextManager[None]: ...
 
 
 def application(service: Service, door: Doorkeeper, extra: ExtraService | None = None) -> ASGIApp:
-    """Return the ASGI application."""
-
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[None]:
         await service.begin()
@@ -84,7 +78,7 @@ def application(service: Service, door: Doorkeeper, extra: ExtraService | None =
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     routes = [Route(route.path, _Route(route, service, door), methods=[route.method]) for route in ENDPOINTS]
-    other_routes = [
+    fixed = [
         Route("/openapi.json", openapi),
         Route("/healthz", alive),
         Route("/livez", live),
@@ -93,9 +87,7 @@ def application(service: Service, door: Doorkeeper, extra: ExtraService | None =
         *([extra.route] if extra is not None else []),
     ]
     # A plain router: Starlette's application class would add two useless middleware layers to each request.
-    router = Router(
-        [*routes, *other_routes, *files.routes()], lifespan=lifespan, default=_no_route, redirect_slashes=False
-    )
+    router = Router([*routes, *fixed, *files.routes()], lifespan=lifespan, default=_no_route, redirect_slashes=False)
     return _Bounded(router, service)
 
 
@@ -110,7 +102,7 @@ class _Bounded:
         if scope["type"] != "http" or scope["path"] in PROBES:
             return await self._router(scope, receive, send)
         if self._under_way >= MOST_REQUESTS:
-            error = Unavailable(f"{MOST_REQUESTS:,} requests are under way", hint="ask again in a second")
+            error = Unavailable(f"{MOST_REQUESTS:,} requests are in progress", hint="retry in a second")
             return await refused(error)(scope, receive, send)
         self._under_way += 1
         try:
@@ -121,7 +113,7 @@ class _Bounded:
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "http":
-        error = Usage("there is no such address", hint="/openapi.json says what there is")
+        error = Usage("there is no such URL", hint="/openapi.json lists the routes")
         await refused(error, 404)(scope, receive, send)
 
 
@@ -192,7 +184,7 @@ class _Route:
     async def _check_still_admitted(self, grant: Grant, headers: dict[str, str], scope: Scope) -> None:
         """Raise an error unless the caller is still admitted with the same permissions."""
         if grant.name and await self._door.known(headers, scope) != grant:
-            raise Denied(f"what the token {grant.name!r} may has changed", hint="ask again")
+            raise Denied(f"the permissions of token {grant.name!r} have changed", hint="connect again")
 
 
 def rows_in(data: object) -> int:
@@ -203,10 +195,8 @@ def rows_in(data: object) -> int:
         case list() | tuple():
             return len(data)
         case msgspec.Raw():
-            encoded_list = bytes(data)
-            return (
-                len(msgspec.json.decode(encoded_list, type=list[msgspec.Raw])) if encoded_list.startswith(b"[") else 0
-            )
+            text = bytes(data)
+            return len(msgspec.json.decode(text, type=list[msgspec.Raw])) if text.startswith(b"[") else 0
         case _:
             return 0
 
@@ -233,7 +223,7 @@ class _Streamed:
         self._source, self._check_access, self._service, self._who = events, check_access, service, who
         self.events = 0
         if service.streams[who] >= _MAX_STREAMS:
-            raise TooOften(f"{_MAX_STREAMS} streams of one asker are open", after_s=5)
+            raise TooOften(f"this client already has {_MAX_STREAMS} open streams", after_s=5)
 
     async def sent(self) -> AsyncIterator[bytes]:
         """Yield the events, and a last event `error` when the caller loses access."""
@@ -262,7 +252,6 @@ class _Streamed:
 
 
 def refused(error: Exception, status: int = 0, root: str = "") -> Response:
-    """Return the answer for an error."""
     status = status or (status_of(error) if isinstance(error, SlackwaterError) else 500)
     body = encoded(problem(error, root))
     response = Response(body, status, media_type=JSON)

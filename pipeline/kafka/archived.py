@@ -21,7 +21,7 @@ from .protocol import Kafka, Message, Offsets, Properties, Record, Transactions,
 
 _CHUNK = 10_000
 _LOST = "gone from Kafka"
-_ANOTHER = "of a topic that was deleted and made anew since"
+_ANOTHER = "of a topic that was deleted and created again since"
 
 
 def archived(kafka: Kafka, store: ObjectStore, app: str) -> ArchivedKafka:

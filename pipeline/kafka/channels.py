@@ -58,7 +58,7 @@ class KafkaChannels:
                 hint="a replacement needs the same partitions, with the same events up to the clone's offsets",
             )
         outside = [
-            f"{topic}[{partition}] is read from {offset}, but holds {first}..{end}"
+            f"{topic}[{partition}] would be read from offset {offset}, but Kafka has {first} to {end}"
             for partition, (offset, first, end) in enumerate(zip(offsets, current.earliest, current.ends, strict=True))
             if not first <= offset <= end
         ]
@@ -197,7 +197,6 @@ def _to_same_partitions(rows: pa.Table) -> Iterator[tuple[int, bytes]]:
 
 
 def group_of(app: str, stage: str) -> str:
-    """Return the consumer group of a stage."""
     return f"slackwater-{app}-{stage}"
 
 
@@ -210,7 +209,6 @@ class Announcer:
     _announced: dict[str, Mapping[str, Offsets]] = field(default_factory=dict)
 
     def announce_moved(self, positions: Mapping[str, Mapping[str, Offsets]]) -> None:
-        """Commit the offsets of the stages whose offsets have changed."""
         for stage, topics in positions.items():
             if self._announced.get(stage) != topics:
                 self.kafka.commit_offsets(group_of(self.app, stage), topics, wait=False)

@@ -55,7 +55,6 @@ class Clients:
 
     @cached_property
     def admin(self) -> AdminClient:
-        """Admin client for topics, offsets and groups."""
         return AdminClient(self._properties)
 
     def producer(self, patience_s: float) -> Producer:
@@ -100,7 +99,6 @@ class Clients:
         return self._groups[group]
 
     def close(self) -> None:
-        """Close the consumers and stop their threads."""
         for consumer in (*self._idle, *self._groups.values()):
             consumer.close()
         self._idle.clear()
@@ -130,7 +128,6 @@ def asking(kafka: Properties) -> AbstractContextManager[None]:
 
 
 def unavailable(kafka: Properties, error: KafkaException) -> Unavailable:
-    """Return the error for brokers that do not answer."""
     return Unavailable(
         f"{server(kafka)} does not answer: {error.args[0].str()}",
         hint=f"{address_of(SETTING)}; `slackwater dev up` starts one for development",
@@ -145,9 +142,9 @@ def lacking(kafka: Properties, error: KafkaError | None, right: str, topic: str)
     if error is None or error.code() not in _UNAUTHORISED:
         return None
     return Refused(
-        f"{server(kafka)} does not let this user do what it takes: the right {right} on topic {topic!r} is missing",
+        f"{server(kafka)} denies this user the right {right} on topic {topic!r}",
         hint=f"kafka-acls --bootstrap-server {kafka['bootstrap.servers']} --add --allow-principal User:NAME "
-        f"--operation {right} --topic {topic}; docs/operating.md has all the rights that an app needs",
+        f"--operation {right} --topic {topic}; docs/operating.md lists all rights that an app needs",
     )
 
 

@@ -18,7 +18,7 @@ Sync = tuple[int, int]
 
 
 def offset_sync(key: bytes | None, value: bytes | None) -> tuple[str, int, Sync] | None:
-    """Parse an offset sync to topic, partition and offset pair; None if the record is none."""
+    """Parse an offset sync to topic, partition and offset pair; None for any other record."""
     if key is None or value is None or len(value) != 16 or len(key) < 6:
         return None
     (length,) = struct.unpack_from(">h", key)

@@ -177,7 +177,7 @@ class LibrdKafka:
     def _failures(
         self, futures: Mapping[str, Future[object]], ignored: Collection[int]
     ) -> Iterator[tuple[str, KafkaError]]:
-        """Yield (name, error) of failed requests, except errors with a code in `fine`."""
+        """Yield (name, error) of failed requests, except errors with a code in `ignored`."""
         for name, future in futures.items():
             try:
                 future.result()
@@ -214,12 +214,12 @@ class LibrdKafka:
 
         try:
             for record in records:
-                optional = {
+                extra = {
                     "partition": record.partition,
                     "timestamp": record.time_ms,
                     "headers": list(record.headers) or None,
                 }
-                keywords = {name: value for name, value in optional.items() if value is not None}
+                keywords = {name: value for name, value in extra.items() if value is not None}
                 while True:
                     try:
                         producer.produce(topic, record.value, record.key, on_delivery=delivered, **keywords)
@@ -251,12 +251,11 @@ class LibrdKafka:
     def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
         # Commit through a consumer outside of the group: the admin client's call aborts the process if a broker
         # disconnects during the call (an assertion in librdkafka).
-        entries = (
-            (topic, partition, offset)
+        partitions = [
+            TopicPartition(topic, partition, offset)
             for topic, offsets in positions.items()
             for partition, offset in enumerate(offsets)
-        )
-        partitions = [TopicPartition(*entry) for entry in entries]
+        ]
         with suppress(KafkaException):
             self._clients.committer(group).commit(offsets=partitions, asynchronous=not wait)
 

@@ -120,13 +120,8 @@ class MemoryKafka:
         self.states_asked += 1
         with self._lock:
             partitions = self._partitions(topic)
-            starts, ends = (
-                tuple(partition.start for partition in partitions),
-                tuple(len(partition.log) for partition in partitions),
-            )
-            topic_id = (
-                self._ids[topic] if self.gives_ids else id_of_epochs([partition.epoch for partition in partitions])
-            )
+            starts, ends = tuple(part.start for part in partitions), tuple(len(part.log) for part in partitions)
+            topic_id = self._ids[topic] if self.gives_ids else id_of_epochs([part.epoch for part in partitions])
             return TopicState(starts, ends, topic_id)
 
     def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
@@ -134,15 +129,8 @@ class MemoryKafka:
 
     def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         return tuple(
-            next(
-                (
-                    message.offset()
-                    for message in partition.log[partition.start :]
-                    if message and message.timestamp()[1] >= time_ms
-                ),
-                -1,
-            )
-            for time_ms, partition in zip(times_ms, self._partitions(topic), strict=True)
+            next((entry.offset() for entry in part.log[part.start :] if entry and entry.timestamp()[1] >= ms), -1)
+            for ms, part in zip(times_ms, self._partitions(topic), strict=True)
         )
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
@@ -170,7 +158,6 @@ class MemoryKafka:
                 partition.epoch += 1
 
     def add_partitions(self, topic: str, count: int) -> None:
-        """Extend a topic to `count` partitions."""
         partitions = self._partitions(topic)
         with self._lock:
             partitions += [_Partition() for _ in range(count - len(partitions))]
@@ -323,6 +310,6 @@ class MemoryTransactions:
 
     def _check(self) -> None:
         if self._turn is None:
-            raise Broken("it is not open")
+            raise Broken("the producer is closed")
         if self._kafka._producers[self._id] is not self._turn:
             raise Overtaken("another producer has this transactional id")

@@ -187,7 +187,7 @@ class RemoteMemory:
                 outcome, result = self._exchange((number, method, positional, keywords))
             except (EOFError, OSError) as error:
                 self._connection = None
-                raise Unavailable(f"{self.name} has ended with the process in whose memory it was") from error
+                raise Unavailable(f"{self.name} is gone: the process that held it in memory has ended") from error
         if outcome == "raised":
             raise result
         return result

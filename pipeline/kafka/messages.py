@@ -77,9 +77,10 @@ def split(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple
 def send(
     kafka: Kafka, topic: str, messages: Iterable[tuple[int, bytes]], header: bytes, *, patience_s: float
 ) -> dict[int, int]:
-    """Write (partition, value) messages with slackwater's header. Returns and raises as `Kafka.send`.
+    """Write (partition, value) messages with slackwater's header. Return the end offset after them, by partition.
 
-    After an error, readers skip the messages already written, because no manifest names their attempt.
+    After an error, readers skip the messages already written, because no manifest names their attempt. Raises
+    `Refused`, `NotTaken` and `Unavailable`.
     """
     records = (Record(value, partition, headers=((HEADER, header),)) for partition, value in messages)
     return kafka.send(topic, records, patience_s=patience_s)
@@ -131,20 +132,16 @@ def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Sch
                 yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
                 continue
             if not fits(rows.schema, schema):
-                sent, expected = (
-                    ", ".join(f"{column.name} {column.type}" for column in columns) for columns in (rows.schema, schema)
-                )
+                sent, expected = (", ".join(f"{col.name} {col.type}" for col in kind) for kind in (rows.schema, schema))
                 raise Corruption(
                     f"message {_address(message)} has rows of ({sent}); expected ({expected})",
                     object_key=_address(message),
-                    hint="the stage that writes it was changed while records were in flight: run its old code until "
-                    "they are consumed, then the new",
+                    hint="the sending stage was changed while records were in flight: run its old code until they are "
+                    "consumed, then the new code",
                 )
-            sent_names = set(rows.schema.names)
+            names = set(rows.schema.names)
             columns = [
-                rows.column(field.name).cast(field.type)
-                if field.name in sent_names
-                else pa.nulls(rows.num_rows, field.type)
+                rows.column(field.name).cast(field.type) if field.name in names else pa.nulls(rows.num_rows, field.type)
                 for field in schema
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -168,7 +165,6 @@ def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> I
 
 
 def rows_of(message: Message) -> pa.Table:
-    """Return the rows of one message. Raises `Corruption`."""
     return pa.Table.from_batches(_batches(message))
 
 
@@ -187,8 +183,9 @@ def read_rows(
     """Yield decoded rows of offsets start to end - 1 of one partition of a repartition topic.
 
     `decoded` converts a chunk of messages to batches. `sent` is the expected number of rows, None if unknown. With a
-    `topic_id`, the topic's id must match. Raises `Corruption` if the number of rows differs, and as `Kafka.read`.
-    Deleted offsets are accepted if all expected rows were read.
+    `topic_id`, the topic's id must match. Deleted offsets are accepted if all expected rows were read. Raises
+    `Corruption` if the number of rows differs, and `AnotherTopic`, `Gone`, `Refused` and `Unavailable` if the read
+    fails.
     """
     num_rows = 0
     gone: list[Gone] = []
@@ -231,7 +228,7 @@ def check_count(
     if not gone or num_rows > sent:
         address = f"{topic}[{partition}]@{start}..{end}"
         raise Corruption(
-            f"{address} holds {num_rows} rows of the attempts that count; their manifests say {sent}",
+            f"{address} holds {num_rows} rows of committed attempts, but the manifests say {sent}",
             object_key=address,
-            hint="was the topic written to by something else, or were records deleted from it?",
+            hint="did another program write to the topic, or delete records from it?",
         )

@@ -50,8 +50,9 @@ def for_workers(properties: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     kafka = MemoryKafka.named(properties["bootstrap.servers"])
     if not kafka.partition_counts():
         raise Refused(
-            f"{kafka.name} is in the memory of this process, which has made no topic there: nothing could be read",
-            hint="in a test, slackwater.testing.run(app, {TOPIC: rows}) makes one; `slackwater dev up` starts a broker",
+            f"{kafka.name} is an in-memory Kafka of this process, and has no topic to read",
+            hint="in a test, slackwater.testing.run(app, {TOPIC: rows}) creates one; "
+            "`slackwater dev up` starts a broker",
         )
     with served(kafka) as reachable:
         yield reachable

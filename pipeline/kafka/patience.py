@@ -32,7 +32,6 @@ class Patience:
     _warned: bool = field(default=False, init=False)
 
     def answered(self) -> None:
-        """Note that the server answered."""
         if self._warned:
             _log.warning("%s is back", self.server)
         self._since, self._warned = None, False
@@ -44,7 +43,7 @@ class Patience:
             self._since = now
         elapsed = now - self._since
         if elapsed > self.limit_s:
-            next_step = "nothing is lost: start again when it is back, and the app goes on where it stopped"
+            next_step = "nothing is lost: restart when it is back, and the app resumes where it stopped"
             raise Unavailable(
                 f"{self.server} has not answered for {elapsed:.0f} s{f' ({reason})' if reason else ''}",
                 hint="; ".join(filter(None, (address_of(self.setting), next_step))),
@@ -55,5 +54,4 @@ class Patience:
 
 
 def patience_with(kafka: Kafka, limit_s: float) -> Patience:
-    """Return a timeout for the brokers."""
     return Patience(kafka.name, limit_s, SETTING)

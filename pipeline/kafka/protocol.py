@@ -49,8 +49,8 @@ class TooLarge(NamedTuple):
         """Description for error messages."""
         key = "no key" if self.key is None else f"key {self.key[:_SHOWN].decode(errors='backslashreplace')!r}"
         size = f" of {self.size:,} bytes" if self.size else ""
-        limit = f" {self.limit:,}" if self.limit is not None else ""
-        return f"the record with {key}{size} is larger than the topic takes (max.message.bytes{limit})"
+        limit = f" ({self.limit:,})" if self.limit is not None else ""
+        return f"the record with {key}{size} exceeds the topic's max.message.bytes{limit}"
 
 
 _SHOWN = 200
@@ -74,7 +74,7 @@ class NotTaken(Unavailable):
     """The brokers rejected or did not acknowledge records that were sent. `passing` is True if a retry may succeed."""
 
     def __init__(self, kafka: str, topic: str, why: str, *, passing: bool) -> None:
-        super().__init__(f"{kafka} did not take messages for {topic!r}: {why}")
+        super().__init__(f"{kafka} did not accept messages for {topic!r}: {why}")
         self.why = why
         self.passing = passing
 
@@ -149,8 +149,7 @@ class Kafka(Protocol):
     def name(self) -> str:
         """Name for messages: `Kafka at host:port`."""
 
-    def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]:
-        """Return the number of partitions of each topic, by name."""
+    def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]: ...
 
     def state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
         """Return a topic's id, and the earliest and end offset of each partition (`read_committed` ends).
@@ -236,7 +235,7 @@ def gone_error(topic: str, partition: int, at: int, first: int, end: int) -> Gon
     last = (min(first, end) if first > at else end) - 1
     return Gone(
         f"offsets {at} to {last} of {topic}[{partition}] are gone from Kafka",
-        hint="choose a moment whose records Kafka still has, or a snapshot, which keeps those in flight",
+        hint="choose a moment whose records Kafka still has, or a snapshot, which stores its in-flight records",
     )
 
 
@@ -249,16 +248,15 @@ def check_read(kafka: Kafka, topic: str, topic_id: str) -> None:
 def another_read(topic: str, topic_id: str, current_id: str) -> AnotherTopic:
     """Return the error for reading old records of a topic that was deleted and created again."""
     return AnotherTopic(
-        f"topic {topic!r} is another one than was read then: it was the one of id {topic_id}, and was deleted and made "
-        f"again since; now it is the one of id {current_id}",
-        hint="an input archive keeps what an app reads, whatever becomes of the topic: docs/archive.md; or choose a "
-        "later moment",
+        f"topic {topic!r} was deleted and created again since it was read: its id was {topic_id}, and is now "
+        f"{current_id}",
+        hint="choose a later moment; an input archive keeps what an app reads even if the topic is deleted: "
+        "docs/archive.md",
     )
 
 
 def topic_gone(kafka: str, topic: str) -> Refused:
-    """Return the error for publishing to a topic that was deleted."""
     return Refused(
-        f"{kafka} does not take records for {topic!r}: there is no such topic any more",
-        hint="make it again; nothing is lost",
+        f"{kafka} rejects records for {topic!r}: the topic no longer exists",
+        hint="create the topic again; nothing is lost",
     )

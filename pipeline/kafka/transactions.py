@@ -98,7 +98,7 @@ class KafkaTransactions:
         # Another producer may have committed since. `open` would fence that producer, and this one would continue from
         # a place that is out of date.
         if (last := self._repeated) is not None and self.open() != last:
-            raise Overtaken("another producer went on")
+            raise Overtaken("another producer has committed")
         with self._translating():
             self._open.begin_transaction()
 
@@ -159,7 +159,7 @@ class KafkaTransactions:
     @property
     def _open(self) -> Producer:
         if self._producer is None:
-            raise Broken("it is not open")
+            raise Broken("the producer is closed")
         return self._producer
 
     def _put(self, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
@@ -189,7 +189,7 @@ class KafkaTransactions:
         if not error.fatal() and error.code() not in _FENCING_CODES:
             error = self._undelivered or error
         code = error.code()
-        prefix = f"{server(self._kafka)} does not take records for {self._topic!r}"
+        prefix = f"{server(self._kafka)} rejects records for {self._topic!r}"
         if refused := lacking(self._kafka, error, "Write", self._topic):
             return refused
         if code in GONE:
@@ -210,7 +210,7 @@ class KafkaTransactions:
             timeout_ms = self._settings.timeout_s * 1000
             return Refused(
                 f"{prefix} in transactions of up to {self._settings.timeout_s} s",
-                hint=f"the broker's transaction.max.timeout.ms is less than {timeout_ms}: raise it",
+                hint=f"raise the broker's transaction.max.timeout.ms to at least {timeout_ms}",
             )
         if code in _FENCING_CODES or error.fatal():
             return Overtaken(error.str())

@@ -50,9 +50,9 @@ class AvroReader(Reader):
         try:
             table = _decoded(laid_out, records.buffers()[2].to_pybytes(), count)
         except Exception as error:  # DataFusion raises plain Exceptions
-            raise BadMessage(f"not of the Avro schema that it names: {_first_line(error)}") from None
+            raise BadMessage(f"the bytes do not match the Avro schema: {_first_line(error)}") from None
         if not table["head"].combine_chunks().equals(heads):
-            raise BadMessage("not of the Avro schema that it names: it has bytes too many or too few")
+            raise BadMessage("the bytes do not match the Avro schema: there are too many or too few")
         values = table[VALUE].combine_chunks() if laid_out else None
         if values is not None and values.offset:
             # A slice's children ignore its offset, so copy the slice.
@@ -73,7 +73,7 @@ def _layout_of(schema: Schema) -> Layout | None:
     try:
         _decoded(laid_out, b"", 0)
     except Exception as error:
-        raise Refused(f"no columns can be made of an Avro schema: {_first_line(error)}") from None
+        raise Refused(f"the Avro schema cannot be converted to columns: {_first_line(error)}") from None
     return laid_out
 
 

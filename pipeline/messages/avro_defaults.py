@@ -48,7 +48,9 @@ def default_of(field: Node) -> pa.Array:
         default = pa.array([value], kind)
         default.validate(full=True)
     except (ValueError, TypeError, KeyError, OverflowError, ArithmeticError, pa.ArrowException) as error:
-        raise Refused(f"the default of the reader's field {field['name']!r} is none of its type: {error}") from None
+        raise Refused(
+            f"the default of the reader's field {field['name']!r} does not have the field's type: {error}"
+        ) from None
     return default
 
 
@@ -62,7 +64,7 @@ def _value(default: Any, node: Node) -> Any:
             raise ValueError(f"{default!r} is not null")
         return None
     if not isinstance(default, _KINDS[kind]) or (isinstance(default, bool) and kind != "boolean"):
-        raise ValueError(f"{default!r} is no {kind}")
+        raise ValueError(f"{default!r} is not of type {kind}")
     if kind in _BITS and not -(1 << _BITS[kind]) <= default < 1 << _BITS[kind]:
         raise ValueError(f"{default} does not fit {kind}")
     if node.get("logicalType") == "decimal":
@@ -83,7 +85,7 @@ def _value(default: Any, node: Node) -> Any:
         case "float" | "double":
             return float(default)
         case "enum" if default not in node["symbols"]:
-            raise ValueError(f"{default!r} is no symbol")
+            raise ValueError(f"{default!r} is not a symbol of the enum")
         case "bytes" | "fixed":
             data = default.encode("latin-1")
             if len(data) != node.get("size", len(data)):
@@ -104,4 +106,4 @@ def _union_value(default: Any, node: Node) -> Any:
             return value
         number = next(n for n, choice in enumerate(choices) if choice is branch)
         return {f"member{number}": value}
-    raise ValueError(f"{default!r} is of no branch")
+    raise ValueError(f"{default!r} matches no branch of the union")

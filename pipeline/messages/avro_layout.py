@@ -33,7 +33,6 @@ class Layout:
 
 
 def has_bytes(node: Node) -> bool:
-    """Return True if encoded values of the schema have any bytes."""
     if node["type"] == "record":
         return any(has_bytes(field["type"]) for field in node["fields"])
     return node["type"] != "null" and not (node["type"] == "fixed" and node["size"] == 0)
@@ -112,7 +111,7 @@ def _decimal(node: Node) -> tuple[dict[str, Any], pa.DataType, dict[str, str]]:
 def _items(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layout:
     items = _layout(node, name, null, numbers)
     if items is None:
-        raise Refused("an Avro array or map of items without bytes, such as null, is not read")
+        raise Refused("Avro arrays and maps whose items have no bytes, such as null, are not supported")
     return items
 
 
@@ -131,7 +130,7 @@ def _union(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layout
     for choice in choices:
         part = Layout("null", null) if choice["type"] == "null" else _layout(choice, "", null, numbers)
         if part is None:
-            raise Refused("an Avro union with a branch without bytes that is not null is not read")
+            raise Refused("Avro unions with a branch without bytes, other than null, are not supported")
         avro = {"type": part.avro} if isinstance(part.avro, str) else part.avro
         own = avro.get("name") or avro.get("logicalType") or avro["type"]
         parts.append(Layout(part.avro, part.field if own == "null" else part.field.with_name(own)))
@@ -149,7 +148,6 @@ def _record(name: str, parts: list[Layout], numbers: count[int]) -> Layout:
 def _named_layout(
     avro: dict[str, Any], name: str, kind: pa.DataType, numbers: count[int], more: dict[str, str] | None = None
 ) -> Layout:
-    """Return the layout of a named type, with a generated name."""
     own = f"t{next(numbers)}"
     return Layout(
         {**avro, "name": own}, pa.field(name, kind, nullable=False, metadata={"avro.name": own, **(more or {})})

@@ -62,7 +62,7 @@ def resolve(values: Values, count: int, written: Node, read: Node) -> pa.Array:
     if read["type"] == "union":
         return _as_branch(values, count, written, read)
     if not _match(written, read):
-        raise Refused(f"what is written as {named(written)} is not read as {named(read)}")
+        raise Refused(f"a value written as {named(written)} cannot be read as {named(read)}")
     to = column_type(read)
     match read["type"]:
         case "record":
@@ -107,7 +107,7 @@ def _match(written: Node, read: Node, conversions: _Conversions = _ALL_CONVERSIO
 
 
 def _logical_match(written: Node, read: Node) -> bool:
-    """Return True if neither or both are decimals, and a date is not read as a time or a time as a date."""
+    """Return True if both or neither are decimals, and no date is read as a time or a time as a date."""
     logical = [node.get("logicalType", "") for node in (written, read)]
     if "decimal" in logical:
         return logical == ["decimal", "decimal"]
@@ -139,7 +139,7 @@ def _resolve_union(values: Values, count: int, written: Node, read: Node) -> pa.
         return results[1] if present.all() else _merge(results, rows, read)
     numbers = np.asarray(values.field(BRANCH))
     if count and not ((numbers >= 0) & (numbers < len(choices))).all():
-        raise BadMessage("a branch of a union that has fewer")
+        raise BadMessage("the message names a branch that its union does not have")
     rows = [np.flatnonzero(numbers == number) for number in range(len(choices))]
     value = values.field(VALUE) if values.type.num_fields > 1 else None
     return _merge([_branch(value, at, written, number, read) for number, at in enumerate(rows)], rows, read)
@@ -155,9 +155,7 @@ def _branch(values: Values, rows: Rows, written: Node, number: int, read: Node) 
         return resolve(values if has_bytes(branch) else None, len(rows), branch, read)
     except Refused as error:
         if len(rows):
-            raise BadMessage(
-                f"a value of a branch of its union for which the reader has none: {error.sentence}"
-            ) from None
+            raise BadMessage(f"a value is of a union branch that the reader cannot read: {error.sentence}") from None
         return pa.nulls(0, column_type(read))
 
 
@@ -177,7 +175,7 @@ def _as_branch(values: Values, count: int, written: Node, read: Node) -> pa.Arra
         for at, branch in enumerate(choices):
             if _match(written, branch, conversions, in_union=len(choices) > 1):
                 return _member(values, count, written, read, at)
-    raise Refused(f"what is written as {named(written)} is in no branch of {named(read)}")
+    raise Refused(f"a value written as {named(written)} matches no branch of {named(read)}")
 
 
 def _member(values: Values, count: int, written: Node, read: Node, at: int) -> pa.Array:
@@ -222,7 +220,7 @@ def _symbols(values: pa.DictionaryArray, written: Node, read: Node) -> pa.Array:
     symbols = [symbol if symbol in reader_symbols else default for symbol in written["symbols"]]
     for number in () if None not in symbols else np.unique(indices).tolist():
         if symbols[number] is None:
-            raise BadMessage(f"{written['symbols'][number]!r} is no symbol of {named(read)}, which has no default")
+            raise BadMessage(f"{written['symbols'][number]!r} is not a symbol of {named(read)}, which has no default")
     # arrow-rs's dictionary indices are the symbols' positions in the schema.
     return pa.array(symbols, pa.string()).take(pa.array(indices))
 
@@ -242,7 +240,7 @@ def _plain(values: pa.Array, written: Node, read: Node, to: pa.DataType) -> pa.A
             back = cast.cast(values.type)
             exact = pc.or_(pc.equal(back, values), pc.and_(pc.is_nan(back), pc.is_nan(values)))
             if not pc.all(exact).as_py():
-                raise BadMessage("a double that is no float")
+                raise BadMessage("a double does not fit into a float")
         return cast
     except pa.ArrowInvalid as error:
         raise BadMessage(str(error)) from None

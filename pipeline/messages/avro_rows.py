@@ -30,16 +30,15 @@ def check(label: str, schema: pa.Schema) -> None:
     """Check that the columns have an Avro schema. Raises `Refused` with a message that begins with `label`."""
     for field in schema:
         if not _NAME.fullmatch(field.name) or _kind(field.type) is None:
-            reason = f"is {field.type}" if _NAME.fullmatch(field.name) else "has a name that Avro does not take"
+            reason = f"is {field.type}" if _NAME.fullmatch(field.name) else "has a name that Avro does not allow"
             raise Refused(
-                f"{label}: column {field.name!r} {reason}; Avro is written of columns that are numbers, strings, "
-                "bytes, booleans, dates, timestamps, decimals, or lists of these, and named by letters, digits and '_'",
-                hint="cast or rename it in the stage's function, or say value='json'",
+                f"{label}: column {field.name!r} {reason}; Avro output supports numbers, strings, bytes, booleans, "
+                "dates, timestamps, decimals, and lists of these, in columns with names of letters, digits and '_'",
+                hint="cast or rename it in the stage's function, or use value='json'",
             )
 
 
 def schema_of(name: str, schema: pa.Schema) -> str:
-    """Return the Avro schema of rows of these columns, all nullable."""
     fields = [{"name": field.name, "type": ["null", _kind(field.type)], "default": None} for field in schema]
     return json.dumps({"type": "record", "name": re.sub(r"\W", "_", f"_{name}")[1:] or "row", "fields": fields})
 
@@ -95,7 +94,6 @@ def _nullable(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _bytes(column: pa.Array) -> pa.Array:
-    """Encode each value; nulls stay null."""
     t, kind = pa.types, column.type
     if t.is_boolean(kind):
         return pc.if_else(column, b"\x01", b"\x00")

@@ -71,7 +71,9 @@ def column_type(node: Node) -> pa.DataType:
         if node["logicalType"] != "decimal":
             return _LOGICAL[node["logicalType"]][1]
         if node["precision"] > MAX_DIGITS:
-            raise Refused(f"a decimal of {node['precision']} digits has no column: Spark has at most {MAX_DIGITS}")
+            raise Refused(
+                f"a decimal with {node['precision']} digits has no column type: Spark supports at most {MAX_DIGITS}"
+            )
         return pa.decimal128(node["precision"], node["scale"])
     match kind:
         case "record":
@@ -110,19 +112,21 @@ def _parsed(schema: Schema, types: dict[str, Node | None]) -> Node:
     try:
         document = json.loads(schema.text)
     except ValueError as error:
-        raise Refused(f"an Avro schema that is no JSON: {error}") from None
+        raise Refused(f"the Avro schema is not valid JSON: {error}") from None
     try:
         return _normal(document, "", types)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Refused(f"no columns can be made of an Avro schema: it has a wrong part or lacks one ({error})") from None
+        raise Refused(
+            f"the Avro schema cannot be converted to columns: a part is invalid or missing ({error})"
+        ) from None
 
 
 def _normal(part: Any, namespace: str, types: dict[str, Node | None]) -> Node:
-    """Return a part of a document in normal form. `known` holds earlier named types, None for the enclosing ones."""
+    """Return a part of a document in normal form. `types` holds earlier named types, None for the enclosing ones."""
     if isinstance(part, list):
         choices = [_normal(branch, namespace, types) for branch in part]
         if not choices or any(choice["type"] == "union" for choice in choices):
-            raise Refused("no columns can be made of an Avro schema: a union has no branches, or is one of a union's")
+            raise Refused("the Avro schema cannot be converted to columns: a union is empty, or nested in a union")
         return {"type": "union", "branches": choices}
     if isinstance(part, str):
         if part in SIMPLE:
@@ -130,10 +134,10 @@ def _normal(part: Any, namespace: str, types: dict[str, Node | None]) -> Node:
         node = types.get(f"{namespace}.{part}", types.get(part, {}))
         if node is None:
             raise Refused(
-                "an Avro schema that contains itself has no columns", hint="decode it in a function of your own"
+                "the Avro schema is recursive, so it has no columns", hint="decode it in a function of your own"
             )
         if not node:
-            raise Refused(f"no columns can be made of an Avro schema: nothing in it is called {part!r}")
+            raise Refused(f"the Avro schema cannot be converted to columns: it defines no type {part!r}")
         return node
     kind = part["type"]
     if not isinstance(kind, str) or kind not in (*SIMPLE, *NAMED, "error", "array", "map"):

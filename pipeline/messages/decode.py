@@ -93,7 +93,7 @@ def decode(
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise Refused(f"decode needs {', '.join(missing)}", hint=installing("registry"))
     if not hasattr(F, "arrow_udf"):
-        raise Refused("decode needs functions of Arrow, which Spark has from 4.1 on", hint="run on a later Spark")
+        raise Refused("decode needs Arrow functions, which Spark has since 4.1", hint="use a later Spark")
     fails = _checked_mode(mode, reason) == "FAILFAST"
     client = Registry.of(registry, patience_s)
     subject = subject or _subject(column)
@@ -152,7 +152,7 @@ def with_reason(kind: pa.DataType, reason: str) -> pa.DataType:
     if not pa.types.is_struct(kind):
         raise Usage(f"reason={reason!r} of decode needs a schema that is a record, not {kind}")
     if reason.lower() in (field.name.lower() for field in kind):
-        raise Usage(f"reason={reason!r} of decode is a field of the schema already", hint="choose another name")
+        raise Usage(f"reason={reason!r} of decode is already a field of the schema", hint="choose another name")
     return pa.struct([*kind, pa.field(reason, pa.string())])
 
 
@@ -178,16 +178,17 @@ def _spark_type(kind: pa.DataType) -> DataType:
     try:
         return spark_type_of(kind)
     except PySparkTypeError as error:
-        raise Refused(f"Spark has no columns for a part of the schema: {error}") from None
+        raise Refused(f"Spark has no type for a part of the schema: {error}") from None
 
 
 def _subject(column: str | Column) -> str:
     topics = _topics.get()
-    if not isinstance(column, str) or column not in _SIDES or len(topics) != 1:
-        why = f"the stage reads {len(topics)} topics" if isinstance(column, str) and column in _SIDES else "any column"
+    is_side = isinstance(column, str) and column in _SIDES
+    if not is_side or len(topics) != 1:
+        why = f"the stage reads {len(topics)} topics" if is_side else "the column is not a topic's value or key"
         raise Usage(
-            f"nothing says which subject to decode ({why})",
-            hint='as decode("value", registry=…, subject="orders-value")',
+            f"missing subject= of decode ({why})",
+            hint='for example decode("value", registry=…, subject="orders-value")',
         )
     return f"{topics[0]}-{column}"
 
@@ -210,7 +211,7 @@ def open_reader(schema: Schema, message: str = "") -> Reader:
     if schema.kind == "PROTOBUF":
         return ProtobufReader(schema, message)
     if schema.kind not in ("AVRO", "JSON"):
-        raise Refused(f"schemas of type {schema.kind} are not read", hint="AVRO, PROTOBUF and JSON are")
+        raise Refused(f"schemas of type {schema.kind} are not supported", hint="AVRO, PROTOBUF and JSON are")
     return AvroReader(schema) if schema.kind == "AVRO" else JsonReader(schema)
 
 
@@ -254,7 +255,7 @@ def read_batch(
             likely = reader.likely(writer, subset) if first else np.ones(len(at), bool)
             if not likely.all():
                 # The quick check found these, so the rest need no halving.
-                refuse(at[~likely], f"schema id {number}: not of the {kind.capitalize()} schema that it names")
+                refuse(at[~likely], f"schema id {number}: the bytes do not match the {kind.capitalize()} schema")
                 if likely.any():
                     read(writer, number, at[likely], first=False)
             elif len(at) == 1:
@@ -297,4 +298,5 @@ def read_batch(
 
 def _no_message(data: bytes) -> str:
     shown = data[:8].hex(" ")
-    return f"no magic byte 0 and schema id before it (it begins with {shown})" if data else "it is empty"
+    why = f"it has no schema registry header (magic byte 0 and schema id): it begins with {shown}"
+    return why if data else "it is empty"

@@ -32,8 +32,8 @@ def check(label: str, schema: pa.Schema) -> None:
     for field in schema:
         if not _has_json(field.type):
             raise Refused(
-                f"{label}: column {field.name!r} is {field.type}, for which there is no JSON",
-                hint="cast it in the stage's function, to a string for example",
+                f"{label}: column {field.name!r} is {field.type}, which has no JSON form",
+                hint="cast it in the stage's function, for example to a string",
             )
 
 
@@ -128,7 +128,7 @@ def _signed(text: str) -> str:
 
 
 def _replaced(texts: pa.Array, selected: pa.Array, column: pa.Array, text_of: Callable[[Any], str]) -> pa.Array:
-    """Replace the texts where `which` is true by `text_of` of the column's value."""
+    """Replace the texts where `selected` is true by `text_of` of the column's value."""
     if not pc.any(selected).as_py():
         return texts
     replacements = pa.array(map(text_of, column.filter(selected).to_pylist()), pa.string())

@@ -23,11 +23,13 @@ class JsonReader(Reader):
     def __init__(self, schema: Schema) -> None:
         """Raises `Refused` for a schema that has no columns."""
         if schema.references:
-            raise Refused("a JSON Schema that refers to other subjects is not read", hint="register it as one schema")
+            raise Refused(
+                "JSON Schemas that refer to other subjects are not supported", hint="register it as one schema"
+            )
         try:
             root = json.loads(schema.text)
         except ValueError as error:
-            raise Refused(f"a JSON Schema that is no JSON: {error}") from None
+            raise Refused(f"the JSON Schema is not valid JSON: {error}") from None
         self.type = _column(root, root, "#", ())
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
@@ -45,16 +47,16 @@ class JsonReader(Reader):
         try:
             table = arrow_json.read_json(io.BytesIO(data), read, parse)
         except pa.ArrowInvalid as error:
-            raise BadMessage(f"not of its JSON Schema: {error}") from None
+            raise BadMessage(f"it does not match its JSON Schema: {error}") from None
         if not table["n"].combine_chunks().equals(pa.array(np.arange(count))):
-            raise BadMessage("not one JSON value")
+            raise BadMessage("it is not exactly one JSON value")
         return table["v"].combine_chunks()
 
 
 def _column(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataType:
     """Return the Arrow type of a part of the schema. `within` lists the references that led to the part."""
     if not isinstance(node, dict):
-        raise _refused(at, "says nothing of its type")
+        raise _refused(at, "has no type")
     if "$ref" in node:
         ref = node["$ref"]
         if ref in within:
@@ -64,22 +66,19 @@ def _column(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataTy
         if keyword in node:
             choices = [choice for choice in node[keyword] if choice != {"type": "null"}]
             if len(choices) != 1:
-                raise _refused(at, f"is one of {len(choices)} things ({keyword})")
+                raise _refused(at, f"has {len(choices)} alternatives ({keyword})")
             return _column(choices[0], root, at, within)
     declared = node.get("type") or []
     kinds = [kind for kind in (declared if isinstance(declared, list) else [declared]) if kind != "null"]
     if not kinds and all(isinstance(value, str | None) for value in node.get("enum", [0])):
         kinds = ["string"]
     if "properties" in node and kinds in ([], ["object"]):
-        fields = (
-            (name, _column(property_node, root, f"{at}/{name}", within))
-            for name, property_node in node["properties"].items()
-        )
+        fields = ((name, _column(part, root, f"{at}/{name}", within)) for name, part in node["properties"].items())
         return pa.struct([pa.field(name, kind) for name, kind in fields])
     if sorted(kinds) == ["integer", "number"]:
         return pa.float64()
     if len(kinds) != 1:
-        raise _refused(at, f"is one of {', '.join(kinds)}" if kinds else "says nothing of its type")
+        raise _refused(at, f"is one of {', '.join(kinds)}" if kinds else "has no type")
     if kinds == ["array"]:
         return pa.list_(_column(node.get("items"), root, f"{at}/items", within))
     if kinds[0] not in _SIMPLE:
@@ -91,7 +90,7 @@ def _referenced(ref: str, root: Any, at: str) -> Any:
     node = root
     for name in ref.removeprefix("#").strip("/").split("/"):
         if not ref.startswith("#") or not isinstance(node, dict) or (name and name not in node):
-            raise _refused(at, f"refers to {ref!r}, which is not in it")
+            raise _refused(at, f"refers to {ref!r}, which the schema does not define")
         node = node[name] if name else node
     return node
 

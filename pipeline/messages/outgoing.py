@@ -47,13 +47,16 @@ def check(label: str, encoding: Encoding, rows: pa.Schema) -> None:
 
 
 def prepare(encoding: Encoding, rows: pa.Schema, patience_s: float) -> None:
-    """Register the schema of rows of these columns if the encoding is Avro. Raises `Refused`."""
+    """Register the schema of rows of these columns if the encoding is Avro. Raises `Refused` and `Unavailable`."""
     if encoding.value == "avro":
         avro_rows.registered(encoding.registry, encoding.subject, _value_schema(encoding, rows), patience_s)
 
 
 def records(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Table:
-    """Encode rows to columns `key` and `value` of bytes, and a column per header or of all. Raises as `prepare`."""
+    """Encode rows to columns `key` and `value` of bytes, and a column per header or of all headers.
+
+    Raises `Refused` and `Unavailable` if the schema cannot be registered.
+    """
     fields = {"key": _key(rows, encoding.key), "value": _value(rows, encoding, patience_s)}
     fields |= {f"{HEADER}{header}": rows[name].cast(pa.binary()) for header, name in encoding.headers}
     if encoding.all_headers:

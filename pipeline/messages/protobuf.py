@@ -43,7 +43,7 @@ class ProtobufReader(Reader):
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
         types = _message_types(_compiled(writer))
         if self._name not in types:
-            raise BadMessage(f"of a schema without {self._name}")
+            raise BadMessage(f"its schema has no message type {self._name}")
         # A message begins with the index path of its type in the schema's file, as zigzag varints: first the length.
         # The path of the first type may also be written as a single zero.
         path = types[self._name][0]
@@ -53,7 +53,7 @@ class ProtobufReader(Reader):
             *(pc.if_else(pc.starts_with(payloads, prefix), without(payloads, len(prefix)), None) for prefix in prefixes)
         )
         if bodies.null_count:
-            raise BadMessage(f"of another type than {self._name}")
+            raise BadMessage(f"it is not of the message type {self._name}")
         values, doubtful = self._columns(bodies)
         if len(doubtful):
             # Protobuf's own parser respects the order on the wire, but parses one message at a time.
@@ -69,7 +69,7 @@ class ProtobufReader(Reader):
         try:
             batch = self._handler.array_to_record_batch(bodies)
         except ValueError as error:
-            raise BadMessage(f"not of the Protobuf schema that it names: {error}") from None
+            raise BadMessage(f"the bytes do not match the Protobuf schema: {error}") from None
         doubtful: list[Rows] = [np.empty(0, np.int64)]
         values = columns(batch.to_struct_array(), self._message, np.arange(len(bodies)), doubtful)
         return values, np.unique(np.concatenate(doubtful))
@@ -82,7 +82,7 @@ class ProtobufReader(Reader):
         try:
             message = GetMessageClass(self._message).FromString(body)
         except DecodeError as error:
-            raise BadMessage(f"not of the Protobuf schema that it names: {error}") from None
+            raise BadMessage(f"the bytes do not match the Protobuf schema: {error}") from None
         message.DiscardUnknownFields()
         return bytes(message.SerializePartialToString())
 
@@ -129,7 +129,7 @@ def _compiled(schema: Schema) -> Any:
         with resources.as_file(resources.files("grpc_tools") / "_proto") as well_known:
             arguments = (f"-I{folder}", f"-I{well_known}", "--include_imports", f"--descriptor_set_out={out}", _MAIN)
             if protoc.main(["protoc", *arguments]):
-                raise Refused("protoc does not take the Protobuf schema; its own words are above")
+                raise Refused("protoc rejects the Protobuf schema; its output is above")
         files = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
     pool = descriptor_pool.DescriptorPool()
     for file in files.file:
@@ -140,7 +140,7 @@ def _compiled(schema: Schema) -> Any:
 def _write(folder: Path, name: str, schema: Schema) -> None:
     file = (folder / name).resolve()
     if not file.is_relative_to(folder.resolve()):
-        raise Refused(f"a Protobuf schema refers to {name!r}, which is no place for a file")
+        raise Refused(f"a Protobuf schema refers to {name!r}, which is not a valid path")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(schema.text, encoding="utf-8")
     for other, referenced in schema.references:

@@ -35,13 +35,13 @@ def column_type(message: Any, within: tuple[str, ...] = ()) -> pa.StructType:
     """Return the Arrow type of a message type's columns. Raises `Refused` for a recursive type or a group."""
     if message.full_name in within:
         raise Refused(
-            f"the Protobuf message {message.full_name} contains itself, so it has no columns",
+            f"the Protobuf message {message.full_name} is recursive, so it has no columns",
             hint="decode it in a function of your own",
         )
     for field in message.fields:
         if field.type == field.TYPE_GROUP:
             raise Refused(
-                f"the Protobuf field {field.full_name} is a group, which is not read",
+                f"the Protobuf field {field.full_name} is a group, which is not supported",
                 hint="decode it in a function of your own",
             )
     return pa.struct([pa.field(field.name, _type(field, (*within, message.full_name))) for field in message.fields])
@@ -216,7 +216,7 @@ def _instants(values: pa.StructArray, name: str) -> pa.Array:
     present = values.is_valid()
     seconds, nanos = (np.asarray(pc.fill_null(part, 0)).astype(np.int64) for part in values.flatten())
     if ((seconds > _MAX_SECONDS) | (seconds < -_MAX_SECONDS)).any():
-        raise BadMessage(f"a {name} is beyond what a column of microseconds holds")
+        raise BadMessage(f"a {name} is out of range for a column of microseconds")
     # Both parts of a duration have the same sign; round to microseconds towards zero, as Protobuf does.
     micros = nanos // _NANOS if name == _TIMESTAMP else np.sign(nanos) * (np.abs(nanos) // _NANOS)
     kind = pa.timestamp("us", "UTC") if name == _TIMESTAMP else pa.duration("us")

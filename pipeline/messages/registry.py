@@ -49,11 +49,12 @@ class Registry:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Usage(
-                f"{parts.hostname or 'that'!r} is no registry's URL", hint='as registry="http://localhost:8081"'
+                f"{parts.hostname or 'that'!r} is not the URL of a registry",
+                hint='for example registry="http://localhost:8081"',
             )
         if "@" in parts.netloc:
             raise Usage(
-                f"the URL of the registry at {parts.hostname} has credentials in it, and would be shown with them",
+                f"the URL of the registry at {parts.hostname} contains credentials, which messages would show",
                 hint=f"set {USER_INFO}=user:password instead",
             )
         return Registry(url.rstrip("/"), os.environ.get(USER_INFO, ""), patience_s)
@@ -70,7 +71,7 @@ class Registry:
 
     @lru_cache(maxsize=4096)  # noqa: B019
     def by_id(self, number: int) -> Schema:
-        """Return the schema with an id, which never changes. Raises as `latest`."""
+        """Return the schema with an id, which never changes. Raises `NotFound`, `Refused` and `Unavailable`."""
         return self._schema(self._ask(f"/schemas/ids/{number}", "schema id", str(number)))
 
     def register(self, subject: str, text: str) -> int:
@@ -81,11 +82,11 @@ class Registry:
         """
         answer = self._ask(_path(subject), "subject", subject, {"schema": text, "schemaType": "AVRO"})
         if not isinstance(answer, Mapping) or not isinstance(answer.get("id"), int):
-            raise Refused(f"the registry at {self.url} answers with no id to the schema of {subject!r}")
+            raise Refused(f"the registry at {self.url} returned no id for the schema of {subject!r}")
         return int(answer["id"])
 
     def _ask(self, path: str, kind: str, name: str, sent: Mapping[str, str] | None = None) -> Any:
-        """Return the answer to a GET, or to a POST of `sent`; retry while the registry is down. Raises as `latest`."""
+        """Return the answer to a GET, or to a POST of `sent`; retry while the registry is down."""
         headers = {"accept": "application/vnd.schemaregistry.v1+json, application/json"}
         if self.user_info:
             headers |= urllib3.make_headers(basic_auth=self.user_info)
@@ -103,7 +104,7 @@ class Registry:
                 is_registry_404 = isinstance(content, Mapping) and content.get("error_code") in _NOT_FOUND_CODES
                 if is_registry_404 if status == _NOT_FOUND else status < 500 and status not in _RETRIED:
                     return self._checked(status, content, kind, name)
-                patience.waited(f"it says {status}")
+                patience.waited(f"status {status}")
             time.sleep(min(_PAUSE_S, self.patience_s))
 
     def _checked(self, status: int, content: Any, kind: str, name: str) -> Any:
@@ -111,26 +112,26 @@ class Registry:
             raise NotFound(kind, name, found=f"the schema registry at {self.url} does not know it")
         if status in _FORBIDDEN:
             raise Refused(
-                f"the schema registry at {self.url} does not let this user read or write (it says {status})",
-                hint=f"set {USER_INFO}=user:password, with the right to read subjects, and for a sink to write its own",
+                f"the schema registry at {self.url} denies this user access (status {status})",
+                hint=f"set {USER_INFO}=user:password; it must be allowed to read subjects, and to write those of sinks",
             )
         if status in _INCOMPATIBLE:
             has_message = isinstance(content, Mapping) and "message" in content
-            explanation = " ".join(str(content["message"]).split())[:300] if has_message else "it does not say why"
+            explanation = " ".join(str(content["message"]).split())[:300] if has_message else "no reason given"
             raise Refused(
-                f"the schema registry at {self.url} does not take the columns of {kind} {name!r}: {explanation}",
+                f"the schema registry at {self.url} rejects the columns of {kind} {name!r}: {explanation}",
                 hint="keep the columns compatible, or give the sink another subject=",
             )
         if status != 200 or content is None:
             raise Refused(
-                f"what answers at {self.url} is no schema registry: it says {status} to {kind} {name!r}",
-                hint="the URL is that under which /subjects is, such as http://localhost:8081",
+                f"{self.url} is not a schema registry: it answered status {status} for {kind} {name!r}",
+                hint="use the URL that /subjects is under, such as http://localhost:8081",
             )
         return content
 
     def _schema(self, answer: Any, depth: int = 0) -> Schema:
         if not isinstance(answer, Mapping) or not isinstance(answer.get("schema"), str) or depth > _MAX_DEPTH:
-            raise Refused(f"the schema registry at {self.url} answers with what is no schema")
+            raise Refused(f"the schema registry at {self.url} returned no valid schema")
         references = []
         for reference in answer.get("references") or ():
             referenced = self._ask(_path(reference["subject"], reference["version"]), "subject", reference["subject"])
@@ -143,7 +144,6 @@ def _path(subject: str, *version: str | int) -> str:
 
 
 def _content(data: bytes) -> Any:
-    """Return an answer's JSON, or None if it is not JSON."""
     try:
         return json.loads(data)
     except ValueError:

@@ -68,7 +68,6 @@ def schema_ids(messages: pa.BinaryArray) -> npt.NDArray[np.int64]:
 
 
 def without(messages: pa.BinaryArray, num_bytes: int) -> pa.BinaryArray:
-    """Return the messages without their first `num_bytes` bytes."""
     # Without an explicit end, Arrow's size estimate of the result overflows.
     return pc.binary_slice(messages, num_bytes, 1 << 31)
 

@@ -49,7 +49,7 @@ class StoredFormats:
         except ImportError as error:
             raise Refused(f"messages cannot be decoded here: {error}", hint=installing("registry")) from None
         except (ValueError, KeyError, TypeError):
-            raise Refused(f"{how!r} is no description of messages that is known here") from None
+            raise Refused(f"unknown message format {how!r}") from None
 
     def _by_own_schema(
         self, client: Registry, messages: pa.Array
@@ -62,7 +62,7 @@ class StoredFormats:
             at = np.flatnonzero(ids == number)
             try:
                 if number == NO_SCHEMA:
-                    raise Refused("no magic byte 0 and schema id before it")
+                    raise Refused("it has no schema registry header (magic byte 0 and schema id)")
                 schema = client.by_id(number)
                 values, bad = read_batch(messages.take(pa.array(at)), open_reader(schema), schema.kind, client.by_id)
             except SlackwaterError as error:

@@ -157,7 +157,6 @@ def _length(columns: Sequence[Any]) -> int:
 
 
 def _rows(columns: Sequence[Any], rows: Items) -> tuple[Any, ...]:
-    """Return some rows of pandas or Arrow columns, or of frames."""
     return tuple(
         column.iloc[rows].reset_index(drop=True)
         if isinstance(column, pd.Series | pd.DataFrame)
@@ -176,4 +175,4 @@ def _column(columns: Sequence[Any], texts: list[str | None]) -> Any:
 def _check_length(returned: int, count: int) -> None:
     """Raises `ValueError` if a function returned another number of rows than it got."""
     if returned != count:
-        raise ValueError(f"the function gave {returned} rows for {count}")
+        raise ValueError(f"the function returned {returned} rows for {count}")

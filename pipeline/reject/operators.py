@@ -74,10 +74,8 @@ class Operators:
         tried: set[str] = set()
         for node in reversed([*nodes(optimised(frame))]):
             if (name := kind(node)) in _EXPRESSIONS | _ROW_FUNCTIONS | _BATCH_FUNCTIONS:
-                for new_failures in self._search_node(node, name, tried):
-                    self.failures |= {
-                        number: failure for number, failure in new_failures.items() if number not in self.failures
-                    }
+                for new in self._search_node(node, name, tried):
+                    self.failures |= {number: why for number, why in new.items() if number not in self.failures}
                     self.on_found(len(self.failures))
                     if len(self.failures) > self.most:
                         raise TooMany(list(self.failures))
@@ -87,17 +85,10 @@ class Operators:
         if name in _BATCH_FUNCTIONS:
             yield self._batch_function_failures(node, self._input_plan(node))
             return
-        functions = (
-            [function for expression in listed(node.expressions()) for function in _functions(expression)]
-            if name in _ROW_FUNCTIONS
-            else []
-        )
-        inputs = [
-            _value(argument)
-            for function in functions
-            for argument in listed(function.children())
-            if not _functions(argument)
-        ]
+        expressions = listed(node.expressions()) if name in _ROW_FUNCTIONS else []
+        functions = [function for expression in expressions for function in _functions(expression)]
+        arguments = [argument for function in functions for argument in listed(function.children())]
+        inputs = [_value(argument) for argument in arguments if not _functions(argument)]
         expressions = self._untried(inputs if functions else _evaluated(node, name), tried)
         if expressions:
             yield self._expression_failures(expressions, self._input_plan(node))
@@ -146,10 +137,9 @@ class Operators:
         fields = [part for pair in zip(names, expressions, strict=True) for part in pair]
         raises = catalyst.IsNull(catalyst.TryEval(catalyst.CreateNamedStruct(self._sequence(fields))))
         rows = self._collected(self._limited(self._logical.Filter(raises, input_plan)))
-        number_column = [int(column.exprId().id()) for column in listed(input_plan.output())].index(
-            int(number_of(input_plan).exprId().id())
-        )
-        numbers = [int(row.getLong(number_column)) for row in rows]
+        ids = [int(column.exprId().id()) for column in listed(input_plan.output())]
+        position = ids.index(int(number_of(input_plan).exprId().id()))
+        numbers = [int(row.getLong(position)) for row in rows]
         if len({*numbers}) > self.most:
             raise TooMany([*{*numbers}])
         return self._one_by_one(expressions, input_plan.output(), rows, numbers) if rows else {}
@@ -177,12 +167,9 @@ class Operators:
         failures: Failures = {}
         for row, number in zip(rows, numbers, strict=True):
             self.on_found(len(self.failures) + len(failures))
-            errors = (raised(expression, "eval", row) for expression in bound)
-            if (
-                number not in failures
-                and (error := next((candidate for candidate in errors if candidate is not None), None)) is not None
-            ):
-                failures[number] = blamed_of_java(self.spark, error)
+            errors = (error for expression in bound if (error := raised(expression, "eval", row)) is not None)
+            if number not in failures and (first := next(errors, None)) is not None:
+                failures[number] = blamed_of_java(self.spark, first)
         return failures
 
     def _row_function_failures(self, function: Any, input_plan: Any) -> Failures:

@@ -48,7 +48,7 @@ class Numbering:
 
 
 def numbering_of(base: Mapping[str, Input], ends: Mapping[str, Position]) -> Numbering:
-    """Return the numbering of a batch that reads inputs from the base version's offsets to `after`."""
+    """Return the numbering of a batch that reads inputs from the base version's offsets to `ends`."""
     return Numbering(
         tuple(
             (name, part)
@@ -102,7 +102,7 @@ class Messages:
                 letters |= zip(message_failures, self._letters(message, name, message_failures), strict=True)
             if missing := [offset for offset, numbers in offsets.items() if numbers[0] not in letters]:
                 topic = self.sources[name].topic
-                raise Gone(f"there is no message at {topic}[{partition}]@{missing[0]} any more")
+                raise Gone(f"the message {topic}[{partition}]@{missing[0]} no longer exists")
         return [letters[number] for number in sorted(failures)]
 
     def _messages(self, topic: str, partition: int, offsets: list[int]) -> Iterator[Message]:

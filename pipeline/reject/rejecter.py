@@ -101,7 +101,7 @@ class Culprits:
                 if len(self.failures) > self.most:
                     raise TooMany(tuple(self.failures))
             if self.batch.job.stopping():
-                raise error or Refused("the stage is to stop")
+                raise error or Refused("the stage is stopping")
             try:
                 return self.batch.compute(self.records.without(self.records.rows, self.failures))
             except Exception as new_error:
@@ -109,12 +109,11 @@ class Culprits:
         raise error or AssertionError("nothing was tried")
 
     def _log_progress(self, count: int) -> None:
-        """Log the number of records found, at intervals."""
         current_s = time.monotonic()
         if current_s - self._logged >= _LOG_INTERVAL_S:
             self._logged = current_s
             log.warning(
-                "stage %r: a batch fails for some of its records, which are looked for: %d found in %.0f s",
+                "stage %r: a batch fails; searching for the records that cause it: %d found in %.0f s",
                 self.records.stage.name,
                 count,
                 current_s - self._began,
@@ -122,7 +121,7 @@ class Culprits:
 
     def _check_not_stopping(self) -> None:
         if self.batch.job.stopping():
-            raise Refused("the stage is to stop")
+            raise Refused("the stage is stopping")
 
     def _operator_failures(self, needed: DataFrame) -> Failures:
         """Return the records for which an operator of the function's plan fails."""
@@ -221,7 +220,7 @@ class BatchRejecter:
     def set_aside(self, batch: Batch, written: Written) -> Written:
         """Put the records that a sink's topic is too small for into the table of rejected records.
 
-        Raises as `rescue`.
+        Raises `Refused` if too many records are rejected, or their topic rejects them.
         """
         unsent = [record for report in written.results for record in report.unsent]
         if not unsent:
@@ -332,16 +331,15 @@ class BatchRejecter:
                 frame.unpersist()
 
     def _allowed(self, base: Manifest) -> int:
-        """Return how many more records may be rejected."""
         return max(self.stage.max_rejected - rejected_of(base).waiting, 0)
 
     def _too_many(self, app: str, first: str) -> Refused:
-        example = f"; the first of them: {first}" if first else ""
+        example = f"; the first error: {first}" if first else ""
         return Refused(
             f"stage {self.stage.name!r} would have more than {self.stage.max_rejected:,} rejected records waiting "
             f"to be retried (max_rejected){example}",
-            hint="the batch was dropped whole and nothing is lost: fix the program and run it again; "
-            f"`slackwater rejected {app}` shows those that wait, and --retry puts them through",
+            hint="the batch was rolled back and nothing is lost: fix the program and run it again; "
+            f"`slackwater rejected {app}` lists the waiting records, and --retry processes them",
         )
 
     def _table_of(self, batch: Batch) -> RejectedTable:
@@ -359,13 +357,10 @@ class BatchRejecter:
         return sources
 
     def _input_frames(self, messages: Messages) -> list[DataFrame]:
-        """Return a DataFrame of the batch's records for each input."""
         frames = []
         for name in self.stage.inputs:
             source, schema = messages.sources[name], _numbered(self.shape.inputs[name])
-            ranges = tuple(
-                (start, part) for start, input_name, part in messages.numbering.numbered if input_name == name
-            )
+            ranges = tuple((start, part) for start, owner, part in messages.numbering.numbered if owner == name)
             columns = arrow_of(schema)
             reader = KafkaFeed(self.where, source.topic, columns, ranges, source.attempts, messages.patience_s)
             frames.append(
@@ -375,5 +370,4 @@ class BatchRejecter:
 
 
 def _numbered(schema: StructType) -> StructType:
-    """Return an input's columns, followed by `RECORD`."""
     return StructType([*schema.fields, StructField(RECORD, LongType(), nullable=False)])

@@ -148,13 +148,11 @@ def send_rejects(kafka: Kafka, topic: str, letters: Sequence[DeadLetter], *, pat
     """
     try:
         kafka.send(
-            topic,
-            (Record(record.value, None, record.key, record.headers_of()) for record in letters),
-            patience_s=patience_s,
+            topic, (Record(row.value, None, row.key, row.headers_of()) for row in letters), patience_s=patience_s
         )
     except NotTaken as error:
-        message = f"the topic of rejected records {topic!r} takes none: {error.why}"
-        hint = "the batch was dropped whole and nothing is lost: make room there, or name another topic, and run again"
+        message = f"cannot write to the topic of rejected records, {topic!r}: {error.why}"
+        hint = "the batch was rolled back and nothing is lost: make room in the topic, or name another, and run again"
         raise (Unavailable if error.passing else Refused)(message, hint=hint) from None
 
 
@@ -168,7 +166,7 @@ def inputs_of(
     inputs, ordered = {}, list[dict[str, object]]()
     records = rows.to_pylist()
     for unknown in {str(record["input"]) for record in records} - set(schemas):
-        raise Refused(f"stage {stage.name!r} reads no {unknown!r}, from which rejected records are")
+        raise Refused(f"stage {stage.name!r} does not read {unknown!r}, the input of some rejected records")
     for name, schema in schemas.items():
         own_records = [record for record in records if record["input"] == name]
         numbers = pa.array(range(len(ordered), len(ordered) + len(own_records)), pa.int64())
@@ -198,8 +196,8 @@ def rows_of(stage: Stage, name: str, rows: list[dict[str, object]], schema: pa.S
         return pa.concat_tables([part.select(schema.names).cast(schema) for part in parts])
     except (pa.ArrowException, KeyError) as error:
         raise Refused(
-            f"rejected rows of {name!r} have other columns than the program's: {error}",
-            hint="run the program that they were rejected by",
+            f"rejected rows of {name!r} do not have the program's columns: {error}",
+            hint="retry them with the program that rejected them",
         ) from error
 
 

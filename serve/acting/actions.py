@@ -45,7 +45,7 @@ async def bisect(
     client cancels the search.
     """
     check_asked(wrong)
-    stored_app = await call.whole_app(app, "a search through the commits of an app")
+    stored_app = await call.whole_app(app, "a bisect")
     call.service.check_not_busy()
     return _events(call, stored_app, wrong, limit)
 
@@ -69,7 +69,7 @@ async def _events(call: Call, stored_app: StoredApp, wrong: SearchOptions, limit
 @endpoint("/apps/{app}/at/{ref}/verify", is_long=True)
 async def verify(call: Call, app: AppName, ref: Moment, stage: Stage = "", **options: Unpack[VerifyOptions]) -> Result:
     """Verify that a moment is consistent, complete and undamaged, from the objects in the store."""
-    stored_app = await call.whole_app(app, "a proof")
+    stored_app = await call.whole_app(app, "a verification")
     return verification(await prove(call, stored_app, ref, options, stage))
 
 

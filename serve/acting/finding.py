@@ -59,7 +59,7 @@ async def find(
             return await asyncio.shield(task)
     except TimeoutError:
         message = f"the search took more than {service.options.long_s:g} s"
-        raise TooMuch(message, hint="narrow it with good and bad") from None
+        raise TooMuch(message, hint="narrow the range with good and bad") from None
     finally:
         searcher.stop()
 
@@ -95,7 +95,10 @@ async def prove(
 async def run_again(
     call: Call, stored_app: StoredApp, stage: str, version: int, key_of: Callable[[Table], tuple[object, ...]]
 ) -> "tuple[Comparison, tuple[str, ...]]":
-    """Replay a batch, or only one key of it, and return the comparison and notes. Raises as `replayed`."""
+    """Replay a batch, or only one key of it, and return the comparison and notes.
+
+    Raises `Refused` without the app's program, `TooOften` if too many long operations are running, and `TooMuch`.
+    """
 
     def parse_key() -> tuple[object, ...]:
         declared = stored_app.at(f"v{version}", stage=stage).cut.stages[stage].table
@@ -107,7 +110,6 @@ async def run_again(
 
 
 def probe(step: Evaluation) -> dict[str, Any]:
-    """Return the document of one evaluation."""
     about = {"ref": step.ref, "versions": step.cut.versions, "time_ms": step.cut.time_ms, "outcome": step.answer}
     return about | {"why": step.why, "took_ms": step.took_ms, "number": step.number, "left": step.total - step.number}
 

@@ -33,7 +33,10 @@ class BatchAsked:
 
 
 async def cause_of(service: Service, verdict: Verdict, called: str) -> tuple[Behind, tuple[str, ...]]:
-    """Return a verdict's cause, and notes; without the app's program, by the store's data alone. Raises as `run`."""
+    """Return a verdict's cause, and notes; without the app's program, by the store's data alone.
+
+    Raises `TooOften` and `TooMuch`.
+    """
     program = service.options.programs.get(called)
     if program is None or verdict.candidates:
         return await service.in_thread(lambda: (cause_behind(service.client, verdict, None), ()))
@@ -43,12 +46,15 @@ async def cause_of(service: Service, verdict: Verdict, called: str) -> tuple[Beh
 async def replayed(
     service: Service, called: str, ref: str, key: tuple[object, ...]
 ) -> tuple["Comparison", tuple[str, ...]]:
-    """Replay a batch and compare it with the committed one. Raises `Refused` without a program, and as `run`."""
+    """Replay a batch and compare it with the committed one.
+
+    Raises `Refused` without the app's program, `TooOften` and `TooMuch`.
+    """
     program = service.options.programs.get(called)
     if program is None:
         raise Refused(
-            f"the server was started without the program of {called}, so nothing of it is replayed",
-            hint=f"whoever runs it can start it with --code {called}=FILE; bisect, history and diff need none",
+            f"cannot replay {called}: the server was started without its program",
+            hint=f"start the server with --code {called}=FILE; bisect, history and diff work without",
         )
     return await service.replays.run(_replay, BatchAsked(ref, key, program), service.options.long_s)
 

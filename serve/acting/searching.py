@@ -33,7 +33,7 @@ R = TypeVar("R")
 def check_asked(wrong: SearchOptions) -> None:
     """Raise `Usage` unless exactly one of `where` and `check` is given."""
     if bool(wrong["where"]) == bool(wrong["check"]):
-        raise Usage("say what is wrong by one of where and check", hint="where is a query that returns what is wrong")
+        raise Usage("give exactly one of where and check", hint="where is a query that returns the wrong rows")
 
 
 class Searcher:

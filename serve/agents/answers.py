@@ -41,18 +41,15 @@ def bounded(answer: ToolAnswer, most_bytes: int) -> bytes:
     num_items = len(whole)
     while len(data) > most_bytes and num_items:
         num_items = min(num_items - 1, num_items * most_bytes // len(data))
-        left_out = f"{num_items} of {len(whole)} in {answer.list_} are here: an answer has at most {most_bytes:,} bytes"
+        left_out = f"{num_items} of {len(whole)} {answer.list_} fit: an answer has at most {most_bytes:,} bytes"
         cut = {answer.list_: whole[:num_items], "cut_off": f"{left_out}; ask for fewer at once, or for less of each"}
         data = encoded(answer.document | cut)
     if len(data) > most_bytes:
-        raise TooMuch(
-            f"the answer has {len(data):,} bytes; at most {most_bytes:,} are given", hint="ask for less: fewer columns"
-        )
+        raise TooMuch(f"the answer has {len(data):,} bytes; the limit is {most_bytes:,}", hint="ask for fewer columns")
     return data
 
 
 def time(time_ms: int) -> str:
-    """Format a time."""
     return iso(time_ms, "milliseconds")
 
 

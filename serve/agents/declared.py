@@ -15,14 +15,14 @@ from .masking import Masking
 
 AppOrNone = Annotated[
     str,
-    Meta(pattern=r"^([a-z0-9][a-z0-9_~-]{0,66})?$", description="Name of the app; without it, which apps there are."),
+    Meta(pattern=r"^([a-z0-9][a-z0-9_~-]{0,66})?$", description="Name of the app; empty to list the apps."),
 ]
 Ref = Annotated[
     str,
     Meta(
         pattern=r"^[^/@\x00-\x1f]+$",
         max_length=200,
-        description="A moment: `now`, `-5m`, `~3` (so many commits back), an ISO time, a snapshot's name; or `v42` of "
+        description="A moment: `now`, `-5m`, `~3` (3 commits back), an ISO time, a snapshot's name; or `v42` of "
         "the table's own versions.",
     ),
 ]
@@ -39,14 +39,14 @@ KeyText = Annotated[
     str,
     Meta(
         max_length=10_000,
-        description=r"A key as text, or the name `#…` of a hidden value. `\N` is null, bytes are hexadecimal; of a key "
-        'with several columns a JSON array, `["DE", 7]`.',
+        description=r"A key as text, or the name of a hidden value. `\N` is null, bytes are hexadecimal; a key "
+        'with several columns is a JSON array, `["DE", 7]`.',
     ),
 ]
 KeyTexts = Annotated[list[KeyText], Meta(min_length=1, max_length=100, description="Keys, each as text.")]
 ColumnNames = Annotated[list[str], Meta(max_length=1_000, description="Only these columns; default all.")]
-Some = Annotated[int, Meta(ge=1, le=500, description="At most so many.")]
-VersionNumber = Annotated[int, Meta(ge=1, le=1 << 53, description="The version, as 42 of `v42`.")]
+Some = Annotated[int, Meta(ge=1, le=500, description="Maximum number of results.")]
+VersionNumber = Annotated[int, Meta(ge=1, le=1 << 53, description="Version number, such as 42 for `v42`.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,6 @@ class AgentTool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """JSON Schema of the arguments."""
         _, schemas = msgspec.json.schema_components([self.parameters], ref_template="#/{name}")
         return {**schemas[self.parameters.__name__], "additionalProperties": False}
 

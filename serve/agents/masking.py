@@ -27,7 +27,7 @@ _SQL_ERRORS = ("Parser Error", "Binder Error", "Catalog Error", "Conversion Erro
 _SAFE_ERRORS = ("Denied", "NotKnown", "TooOften", "TooMuch", "NotYet", "NotFound", "MomentGone", "Unavailable")
 """Errors whose messages hold names, times and counts, but no values."""
 _HINT = (
-    "values are hidden: a column can be counted, grouped, joined and compared with itself, or with a name it has shown"
+    "values are hidden: a column can be counted, grouped, joined, and compared with itself or with names that it showed"
 )
 
 
@@ -40,7 +40,6 @@ class Masking:
 
     @property
     def mask(self) -> Mask:
-        """Mask for reports."""
         return Mask(self.show)
 
     @property
@@ -53,12 +52,11 @@ class Masking:
         return self.plain(value) if self.show else self.names.name(value)
 
     def plain(self, value: object) -> object:
-        """Return a value that SQL returned; SQL sees no hidden values, so nothing needs hiding."""
+        """Return a value from SQL, shortened and JSON-safe. SQL sees names in place of hidden values, so none leaks."""
         value = hexadecimal(value)
         return shortened(value, _MAX_TEXT) if isinstance(value, str) else value
 
     def row(self, row: Mapping[str, object] | None) -> dict[str, object] | None:
-        """Return a row by column, with values shown or hidden."""
         return None if row is None else {name: self.value(value) for name, value in row.items()}
 
     def data(self, data: bytes | None) -> object:
@@ -87,12 +85,12 @@ class Masking:
 
     def _value(self, name: str) -> object:
         if _NAME.fullmatch(name) is None:
-            raise Usage("values are hidden, so a key is given by its name", hint="query, diff or history show names")
+            raise Usage("values are hidden, so a key is given by its name", hint="query, diff and history show names")
         with self.names.lock:
             if name not in self.names.values:
                 raise NotFound(
                     "hidden value",
                     name,
-                    found="an instance knows a name once it has shown it: ask again for the rows with it",
+                    found="an instance knows only names that it has shown: query the rows again",
                 )
             return self.names.values[name]

@@ -38,10 +38,10 @@ _MAX_BODY_BYTES = 1 << 20
 _INSTRUCTIONS = """\
 slackwater keeps every version of the state of streaming applications. An app has stages; a stage has a table, and \
 each of its commits is a version (`app/stage@v42`) that has read some offsets of its topics. All tools only read.
-When totals look wrong: `apps` for the names, `query` to say in SQL what is wrong and count it, `bisect` with that SQL \
-as `where` for the first bad commit and the input record behind it, `history` or `diff` for what it did.
-Answers are bounded: where `cut_off` is there, ask for less. Values may be hidden; each is then a name, a UUID \
-that begins with 00000000, the same for equal values, which may be given back as a key or as a string in SQL."""
+When totals look wrong: `apps` for the names, `query` to express in SQL what is wrong and count it, `bisect` with that \
+SQL as `where` for the first bad commit and the input record that caused it, `history` or `diff` for its effect.
+Answers are limited in size: if `cut_off` is set, ask for less. Values may be hidden behind names, UUIDs that begin \
+with 00000000; equal values have equal names, and a name can be used as a key or as a string in SQL."""
 
 
 class AgentServer:
@@ -68,17 +68,14 @@ class AgentServer:
 
     @property
     def route(self) -> Route:
-        """The HTTP route."""
         return Route("/mcp", self)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Answer HTTP requests during the context."""
         async with self._sessions.run():
             yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer an HTTP request (ASGI)."""
         request = Request(scope, receive)
         try:
             assert isinstance(self._door, Doorkeeper)  # noqa: S101  always one for HTTP
@@ -101,7 +98,7 @@ class AgentServer:
                 masking = Masking(show=False, names=await self._names(grant))
             tool = _tool(params.name)
             grant.check(tool.verb)
-            hint = f"the schema of the tool {tool.name} says what may be asked"
+            hint = f"see the schema of the tool {tool.name}"
             arguments = converted(params.arguments or {}, tool.parameters, tool.name, hint)
         except SlackwaterError as error:  # quotes only arguments, no values
             data, status = encoded(problem(error, root)), status_of(error)
@@ -150,7 +147,7 @@ class AgentServer:
             loop.call_soon_threadsafe(report, done, total, message)
 
         limit_s = options.long_s if tool.is_long else options.request_s
-        async with self._service.store_watch.bounded(limit_s, "ask for less, or narrow it"):
+        async with self._service.store_watch.bounded(limit_s, "ask for less, or narrow the range"):
             answer: ToolAnswer = await tool.function(ToolCall(call, masking, progress), **arguments)
             return answer
 

@@ -37,7 +37,7 @@ async def apps(call: ToolCall, app: AppOrNone = "") -> ToolAnswer:
         names = [
             name for name in await request.service.in_thread(lambda: client.apps) if request.grant.may_read_app(name)
         ]
-        return ToolAnswer({"apps": names, "next": "apps with app=NAME tells of one"}, "apps", len(names))
+        return ToolAnswer({"apps": names, "next": "call apps with app=NAME for details"}, "apps", len(names))
     reading = await request.moment(app, "now")
 
     def described() -> ToolAnswer:
@@ -50,9 +50,7 @@ async def apps(call: ToolCall, app: AppOrNone = "") -> ToolAnswer:
             "tables": [
                 {
                     "table": table["table"],
-                    "columns": [
-                        {name: column[name] for name in ("name", "type", "key")} for column in table["columns"]
-                    ],
+                    "columns": [{name: col[name] for name in ("name", "type", "key")} for col in table["columns"]],
                 }
                 for table in tables
             ],
@@ -63,7 +61,7 @@ async def apps(call: ToolCall, app: AppOrNone = "") -> ToolAnswer:
             document["archived_input"] = [archive.topic for archive in index.all_of(client.store, stored_app.name)]
         document["can_be_replayed"] = app in request.service.options.programs
         document["values"] = (
-            "shown" if call.masking.show else "hidden: equal ones have equal names, UUIDs, also across tables"
+            "shown" if call.masking.show else "hidden by names (UUIDs), which are equal for equal values of all tables"
         )
         return ToolAnswer(document, "snapshots", len(tables))
 
@@ -106,20 +104,12 @@ async def query(call: ToolCall, app: AppName, sql: Sql, ref: Ref = "now", limit:
         masking.names.learn(result.named)
         rows = [{name: masking.plain(value) for name, value in row.items()} for row in values.rows(table)]
         columns = [{"name": field.name, "type": str(field.type)} for field in table.schema]
-        cut_off = (
-            f"there are more than {len(rows)} rows: ask for fewer, or with a larger limit"
-            if result.is_cut_off
-            else None
+        more = (
+            f"there are more than {len(rows)} rows: narrow the query, or raise the limit" if result.is_cut_off else None
         )
         notes = [note.removeprefix("note: ") for note in result.notes]
-        answer = {
-            "versions": reading.moment.versions,
-            "columns": columns,
-            "rows": rows,
-            "cut_off": cut_off,
-            "notes": notes,
-        }
-        return ToolAnswer(answer, "rows", len(rows))
+        about = {"versions": reading.moment.versions, "columns": columns, "rows": rows, "cut_off": more, "notes": notes}
+        return ToolAnswer(about, "rows", len(rows))
 
     return await call.in_thread(document)
 
@@ -148,10 +138,8 @@ async def get(
         rows, present = moment.rows_of(table, parsed)
         keys_and_rows = zip(keys, values.rows(select(table, rows, columns)), present.tolist(), strict=True)
         about = {"version": moment.cut.tables[table].version, "time": time(moment.cut.tables[table].time_ms)}
-        listed_rows = [
-            {"key": key, "row": masking.row(row) if is_present else None} for key, row, is_present in keys_and_rows
-        ]
-        return ToolAnswer(about | {"offsets": reading.offsets(table), "rows": listed_rows}, "rows", len(listed_rows))
+        listed = [{"key": key, "row": masking.row(row) if flag else None} for key, row, flag in keys_and_rows]
+        return ToolAnswer(about | {"offsets": reading.offsets(table), "rows": listed}, "rows", len(listed))
 
     return await call.in_thread(build)
 
@@ -201,7 +189,7 @@ async def history(call: ToolCall, app: AppName, table: Table, key: KeyText, limi
     return await call.in_thread(build)
 
 
-@tool("The commit, and record, that made something wrong", verb="bisect", is_long=True)
+@tool("The commit and the record that introduced an error", verb="bisect", is_long=True)
 async def bisect(call: ToolCall, app: AppName, limit: Some = 5, **wrong: Unpack[SearchOptions]) -> ToolAnswer:
     """The first commit of an app at which a predicate fails, and the input record that caused it.
 
@@ -214,7 +202,7 @@ async def bisect(call: ToolCall, app: AppName, limit: Some = 5, **wrong: Unpack[
     these offsets, if the input is archived.
     """
     request, masking = call.request, call.masking
-    stored_app = await request.whole_app(app, "a search through the commits of an app")
+    stored_app = await request.whole_app(app, "a bisect")
 
     def on_step(step: Evaluation) -> None:
         call.progress(step.number, step.total, f"{step.ref or 'the beginning'}: {step.answer}")
@@ -225,7 +213,7 @@ async def bisect(call: ToolCall, app: AppName, limit: Some = 5, **wrong: Unpack[
     )
 
 
-@tool("Run a batch again", verb="bisect", is_long=True)
+@tool("Replay a batch", verb="bisect", is_long=True)
 async def replay(
     call: ToolCall,
     app: AppName,
@@ -266,7 +254,7 @@ async def replay(
     return await call.in_thread(document)
 
 
-@tool("Prove a moment", is_long=True)
+@tool("Verify a moment", is_long=True)
 async def verify(call: ToolCall, app: AppName, ref: Moment = "now", **options: Unpack[VerifyOptions]) -> ToolAnswer:
     """Verify from the stored objects that a moment is consistent, complete and undamaged.
 
@@ -274,7 +262,7 @@ async def verify(call: ToolCall, app: AppName, ref: Moment = "now", **options: U
     it to tell damage in the store from an error in the input or the program.
     """
     request = call.request
-    stored_app = await request.whole_app(app, "a proof")
+    stored_app = await request.whole_app(app, "a verification")
     report = await prove(request, stored_app, ref, options, on_progress=lambda line: call.progress(0, 0, line))
     differences = [
         {

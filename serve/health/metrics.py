@@ -8,11 +8,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
 _GAUGES = {
-    "requests_under_way": "Requests that are being answered.",
-    "connections": "Connections that are open.",
-    "streams": "Streams of events that are open.",
-    "sql_waiting": "Statements that are carried out, or wait.",
-    "store_answers": "1 while the store answers, else 0; looked up with each scrape, for the next one.",
+    "requests_under_way": "Requests in progress.",
+    "connections": "Open connections.",
+    "streams": "Open streams of events.",
+    "sql_waiting": "SQL statements that run or wait.",
+    "store_answers": "1 while the store answers, else 0; checked at each scrape, for the next one.",
 }
 
 
@@ -24,21 +24,19 @@ class ServeMetrics:
         common: Any = {"namespace": "slackwater", "subsystem": "serve", "registry": registry}
         requests = Counter("requests", "Requests, by route or tool and by status.", ("what", "status"), **common)
         seconds = Histogram(
-            "request_seconds", "From a request's head to its answer.", ("what",), buckets=_SECONDS, **common
+            "request_seconds", "Seconds from a request's headers to its answer.", ("what",), buckets=_SECONDS, **common
         )
         self._counted, self._took = cache(requests.labels), cache(seconds.labels)
         self._gauges = {name: Gauge(name, text, **common) for name, text in _GAUGES.items()}
         self._replaced = Counter(
-            "sql_processes_replaced", "Processes for SQL that ran out of memory or time.", **common
+            "sql_processes_replaced", "SQL processes that exceeded their memory or time.", **common
         )
 
     def observe(self, action: str, status: int, took_s: float) -> None:
-        """Count an answer."""
         self._counted(action, status).inc()
         self._took(action).observe(took_s)
 
     def replaced(self) -> None:
-        """Count a SQL process that was replaced."""
         self._replaced.inc()
 
     def look(self, gauge: str, value: Callable[[], float]) -> None:
@@ -46,6 +44,5 @@ class ServeMetrics:
         self._gauges[gauge].set_function(value)
 
     def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
         text: bytes = generate_latest(self.registry)
         return text

@@ -114,7 +114,7 @@ class StoreWatch:
         except TimeoutError:
             if self.is_away and watching is not None:
                 raise away() from None
-            raise TooMuch(f"it took more than {limit_s:g} s", hint=hint) from None
+            raise TooMuch(f"the request took more than {limit_s:g} s", hint=hint) from None
         finally:
             if handle is not None:
                 handle.cancel()
@@ -122,10 +122,8 @@ class StoreWatch:
                 watching.cancel()
 
     def close(self) -> None:
-        """Stop the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def away(sentence: str = "the store does not answer") -> Unavailable:
-    """Return the error for an unavailable store."""
-    return Unavailable(sentence, hint="ask again; /readyz answers 200 once the store is back")
+    return Unavailable(sentence, hint="retry; /readyz answers 200 once the store is back")

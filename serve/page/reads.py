@@ -20,21 +20,23 @@ from ..service import Answer, Call
 _COST_OF_MS = DAY_MS
 _WARM_BYTES = 256 << 20
 """Maximum size of a table that is cached when its first rows are shown."""
-Points = Annotated[int, Meta(ge=10, le=2_000, description="About so many commits; where there are more, some of them.")]
+Points = Annotated[
+    int, Meta(ge=10, le=2_000, description="Approximate number of commits; more are thinned out to that.")
+]
 TimeMs = Annotated[
     int, Meta(ge=0, le=1 << 53, description="A time, in milliseconds since 1970 UTC; 0 for the first, or the newest.")
 ]
-RowLimit = Annotated[int, Meta(ge=1, le=1_000, description="At most so many rows, or a few more.")]
+RowLimit = Annotated[int, Meta(ge=1, le=1_000, description="Maximum number of rows; a few more may be returned.")]
 Start = Annotated[
     str,
-    Meta(pattern=r"^(-?\d{1,19})?$", max_length=20, description="`next` of the answer before; empty for the first."),
+    Meta(pattern=r"^(-?\d{1,19})?$", max_length=20, description="`next` of the previous answer; empty at first."),
 ]
 Against = Annotated[
     str,
     Meta(
         pattern=r"^[^/@\x00-\x1f]*$",
         max_length=200,
-        description="Another moment, as behind the @ of a ref, with which each row is compared; empty for none.",
+        description="Another moment, the part of a ref after the @, to compare each row with; empty for none.",
     ),
 ]
 
@@ -50,7 +52,7 @@ def timeline(call: Call, app: AppName, points: Points = 300, from_ms: TimeMs = 0
 @endpoint("/apps/{app}/at/{ref}/stages")
 async def stages(call: Call, app: AppName, ref: Moment, stage: Stage = "") -> object:
     """Return the stages at a moment: lag, watermark, sinks, rejected and late records; at `now` also open snapshots."""
-    call.grant.check_all_tables("how far an app is")
+    call.grant.check_all_tables("the status of an app")
     reading = await call.moment(app, ref, stage)
     stored_app, cut = call.app(app), reading.moment.cut
     if reading.is_newest:
@@ -80,7 +82,7 @@ async def first_rows(
     other = await call.moment(app, against, against_stage, table=table) if against else None
     first = int(start or FIRST)
     if not FIRST <= first <= -FIRST - 1:
-        raise Usage(f"start={start} is no place in a table", hint="it is the answer's `next`")
+        raise Usage(f"start={start} is not a position in a table", hint="use the previous answer's `next`")
     sides = [side for side in (reading, other) if side is not None]
     manifests = [side.moment.cut.tables[table] for side in sides]
     etag = call.etag("rows", *(f"v{manifest.version}.{manifest.forgotten}" for manifest in manifests), limit, start)
@@ -131,7 +133,7 @@ def _compared(
     old_rows = zip(previous.hashes, _by_key(key, previous.rows), strict=True)
     merged += [(int(at), None, "removed", row) for at, (name, row) in old_rows if name not in new_keys]
     merged.sort(key=lambda entry: entry[0])
-    return [one[1] for one in merged], [entry[2] for entry in merged], [entry[3] for entry in merged]
+    return [entry[1] for entry in merged], [entry[2] for entry in merged], [entry[3] for entry in merged]
 
 
 def _by_key(key: list[str], rows: pa.Table) -> list[tuple[bytes, dict[str, Any]]]:
@@ -146,18 +148,18 @@ def _text(number: int | None) -> str | None:
 @endpoint("/apps/{app}/rejected")
 def rejected(call: Call, app: AppName, limit: Limit = 50, **options: Unpack[RejectedOptions]) -> Result:
     """Return records that stages rejected, newest first, and how many wait for a retry."""
-    return shown.rejected(call.app(app, "what was rejected").rejected(limit=limit, **options), limit)
+    return shown.rejected(call.app(app, "the list of rejected records").rejected(limit=limit, **options), limit)
 
 
 @endpoint("/apps/{app}/operations")
 def operations(call: Call, app: AppName, limit: Limit = 50, **options: Unpack[OperationsOptions]) -> Result:
     """Return the log of operations on the app, newest first: who, when, and why."""
-    return call.app(app, "the operations on an app").operations(limit, **options)
+    return call.app(app, "the log of operations").operations(limit, **options)
 
 
 @endpoint("/apps/{app}/cost")
 def cost(call: Call, app: AppName) -> object:
     """Return stored bytes, requests of the last day by hour, and their estimated cost."""
-    call.grant.check_all_tables("what an app costs")
+    call.grant.check_all_tables("the cost of an app")
     call.app(app)
     return {"app": app, "costs": status.cost(call.service.client, app, _COST_OF_MS).data}

@@ -34,7 +34,7 @@ _MAX_VALUES, _VALUES_A_KEY = 12_000, 20
 A key costs as much as `_VALUES_A_KEY` values.
 """
 _READ_AHEAD = ReadAhead(index_bytes=512 << 10, unfiltered=4, ahead_bytes=1 << 20)
-"""Read settings for a store whose round trip takes as long as a megabyte or two."""
+"""Read settings for a store whose round trip takes as long as reading a megabyte or two."""
 _NEWEST_READ_AHEAD = replace(_READ_AHEAD, whole_bytes=2 << 20)
 """The newest moment's SSTs are fetched whole, since they are to be kept open and a whole file takes no longer."""
 _PATIENCE_S = 0.005
@@ -65,7 +65,7 @@ class Rows:
 def at_once(answers: TableAnswers, keys: Sequence[Key], columns: Sequence[str], seen_ms: int) -> Rows | None:
     """Return the rows of keys inline, or None if not all of their SSTs are open or there are too many.
 
-    Raises as `SharedLookUps.rows`.
+    Raises `Usage` for a key that does not fit the table, and `NotFound` for an unknown column.
     """
     opened, declared, names = answers.opened, answers.declared, answers.columns
     if opened is None or len(keys) * (_VALUES_A_KEY + len(columns or names)) > _MAX_VALUES:
@@ -112,7 +112,6 @@ class _Queue:
         return batch
 
     def look_up(self, batch: Sequence[_Request]) -> Sequence["Rows | Exception"]:
-        """Return the result or the error of each request."""
         _, table, columns, seen_ms, in_arrow = self.name
         seen_ms = seen_ms or (now_ms() if self.reading.is_newest else 0)
         try:
@@ -205,10 +204,10 @@ def _look_up(
         keys_table = pa.concat_tables(good)
         counts = [0 if isinstance(parsed_keys, Exception) else parsed_keys.num_rows for parsed_keys in parsed]
     urgency = _NEWEST_READ_AHEAD if reading.is_newest else _READ_AHEAD
-    rows, present = moment.rows_of(table, keys_table, seen_ms=seen_ms, haste=urgency)
+    rows, present = moment.rows_of(table, keys_table, seen_ms=seen_ms, read_ahead=urgency)
     rows = select(table, rows, columns)
-    is_present = present.tolist()
-    as_json = [] if in_arrow else encode_rows(rows, is_present)
+    flags = present.tolist()
+    as_json = [] if in_arrow else encode_rows(rows, flags)
     results: list[Rows | Exception] = []
     start = 0
     for number, count in enumerate(counts):
@@ -216,15 +215,12 @@ def _look_up(
             results.append(parsed[number])
             continue
         end = start + count
-        results.append(
-            Rows((), rows.slice(start, count), is_present[start:end]) if in_arrow else Rows(as_json[start:end])
-        )
+        results.append(Rows((), rows.slice(start, count), flags[start:end]) if in_arrow else Rows(as_json[start:end]))
         start = end
     return results
 
 
 def encode_rows(rows: pa.Table, present: Sequence[bool]) -> list[bytes]:
-    """Encode each row as JSON, null if not present."""
     rows_and_flags = zip(values.rows(rows), present, strict=True)
     return [encoded(row) if is_present else b"null" for row, is_present in rows_and_flags]
 

@@ -125,12 +125,12 @@ export function App({ route, me, keys, token, say }) {
 function Live({ isConnected, runs }) {
   const running = runs?.filter(Boolean).length ?? 0;
   const [words, title] = !isConnected
-    ? ["not connected", "the server does not tell of commits; what is shown may be out of date"]
+    ? ["not connected", "the server's stream of commits is closed; the page may be out of date"]
     : running
       ? [running < runs.length ? `${count(running)} of ${plural(runs.length, "stage")} running` : "running", "new commits are shown as they come"]
       : runs?.length && runs.every((runner) => runner === "")
         ? ["not running", "no stage has a runner; the page shows new commits when one starts"]
-        : ["connected", "new commits are shown as they come; whether the app runs is not known here"];
+        : ["connected", "new commits are shown as they come; whether the app runs is unknown here"];
   return html`<span class=${`live ${isConnected && running ? "on" : ""}`} title=${title}>${words}</span>`;
 }
 
@@ -146,12 +146,12 @@ function tablesOf(here) {
 // The current moment, and the moment it is compared with.
 function MomentBar({ route, here, than, snapshots, newest, isNow, earlier }) {
   const names = (snapshots?.snapshots ?? []).map((each) => each.name);
-  const others = [["", "nothing"], ...(earlier ? [[earlier, `the version before (${earlier})`]] : []), ...names.map((name) => [name, `snapshot ${name}`])];
+  const others = [["", "nothing"], ...(earlier ? [[earlier, `the previous version (${earlier})`]] : []), ...names.map((name) => [name, `snapshot ${name}`])];
   if (route.against && !others.some(([value]) => value === route.against)) others.push([route.against, route.against]);
-  if (route.at && route.against !== route.at) others.push([route.at, `this moment, ${route.at}: keep it to compare with`]);
+  if (route.at && route.against !== route.at) others.push([route.at, `this moment (${route.at})`]);
   return html`<div class="moment">
     <span class="which"><strong>${isNow ? "now" : route.at}</strong>${here && html`<span> committed <${Time} ms=${here.time_ms} />, ${ago(here.time_ms)}</span>`}${!isNow && here && newest > here.time_ms ? html`<span class="note"> ${span(newest - here.time_ms)} before the newest</span>` : ""}</span>
-    ${here?.thinned_out && html`<span class="warn">the history was thinned out: this is the nearest moment that is left</span>`}
+    ${here?.thinned_out && html`<span class="warn">the history was thinned out; this is the nearest remaining moment</span>`}
     <label class="compare">compared with <select value=${route.against ?? ""} onChange=${(event) => go({ ...route, against: event.target.value })}>
       ${others.map(([value, label]) => html`<option value=${value} selected=${value === (route.against ?? "")}>${label}</option>`)}
     </select></label>
@@ -177,7 +177,7 @@ function TakeSnapshot({ app, me, say, waiting }) {
     event.preventDefault();
     try {
       await ask(path("apps", app, "snapshots"), { body: { name } });
-      say(`snapshot ${name} is asked for`);
+      say(`snapshot ${name} requested`);
       setName(null);
       setProblem(null);
     } catch (error) {

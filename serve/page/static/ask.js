@@ -57,7 +57,7 @@ async function send(address, { signal, body, method = body ? "POST" : "GET" } = 
     answer = await fetch(address, { method, headers, signal, body: body && JSON.stringify(body) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem(0, { message: "the server does not answer", hint: "slackwater serve starts one" });
+    throw new Problem(0, { message: "the server does not answer", hint: "start it with: slackwater serve" });
   }
   if (answer.ok) return answer;
   const document = await answer.json().catch(() => ({}));

@@ -7,15 +7,15 @@ import { address, go, useRoute } from "./route.js";
 import { Apps } from "./views/apps.js";
 
 const KEYS = [
-  ["← →", "the commit before, the next one"],
+  ["← →", "previous commit, next commit"],
   ["Page ↑ ↓", "ten commits at a time"],
   ["Home End", "the first commit; now"],
-  ["+ −", "a shorter time, a longer one"],
-  ["m  M", "the next mark, the one before"],
-  ["c", "compare with the version before, or with nothing"],
-  ["t", "rows of a table, of the next one"],
-  ["↑ ↓", "from row to row; Enter opens a key"],
-  ["/", "the filter"],
+  ["+ −", "zoom in, zoom out"],
+  ["m  M", "next mark, previous mark"],
+  ["c", "compare with the previous version, or stop comparing"],
+  ["t", "rows of a table; again: of the next table"],
+  ["↑ ↓", "move between rows; Enter opens a key"],
+  ["/", "go to the filter"],
   ["h", "the history of the row's key"],
   ["b", "bisect"],
   ["g  l  r  e", "graph, log, rejected and late records, expenses"],
@@ -77,11 +77,11 @@ function Page() {
 
 function Token() {
   const [text, setText] = useState("");
-  return html`<form class="token" aria-label="Who asks" onSubmit=${(event) => (event.preventDefault(), setToken(text))}>
+  return html`<form class="token" aria-label="Authentication" onSubmit=${(event) => (event.preventDefault(), setToken(text))}>
     <label>Token <input type="password" autocomplete="off" value=${text} onInput=${(event) => setText(event.target.value)} autofocus /></label>
     <button class="action" disabled=${!text}>Use it</button>
     ${hasToken() && html`<button type="button" class="quiet" onClick=${() => setToken("")}>Forget it</button>`}
-    <span class="note">This tab keeps it until it is closed. <code>slackwater token add NAME --app APP</code> makes one.</span>
+    <span class="note">Kept until this tab is closed. Create one with <code>slackwater token add NAME --app APP</code>.</span>
   </form>`;
 }
 

@@ -98,10 +98,10 @@ export function Timeline({ app, at, atMs, against, againstMs, found, probes, liv
     </div>
     <${Ticks} points=${points} x=${x} width=${width} />
     <div class="steps">
-      <button type="button" onClick=${() => move(here - 1)} disabled=${here === 0} aria-label="The commit before">‹</button>
-      <button type="button" onClick=${() => move(here + 1)} disabled=${here === last} aria-label="The next commit">›</button>
-      <button type="button" onClick=${zoomIn} disabled=${asked.data.is_whole} aria-label="Show a shorter time">+</button>
-      <button type="button" onClick=${zoomOut} disabled=${!zoom.length} aria-label="Show a longer time">−</button>
+      <button type="button" onClick=${() => move(here - 1)} disabled=${here === 0} aria-label="Previous commit">‹</button>
+      <button type="button" onClick=${() => move(here + 1)} disabled=${here === last} aria-label="Next commit">›</button>
+      <button type="button" onClick=${zoomIn} disabled=${asked.data.is_whole} aria-label="Zoom in">+</button>
+      <button type="button" onClick=${zoomOut} disabled=${!zoom.length} aria-label="Zoom out">−</button>
       <button type="button" onClick=${() => onMove("")} aria-pressed=${!at}>now</button>
       <span class="note">${plural(asked.data.commits, "commit")}${asked.data.is_whole ? "" : `, ${points.length} of them shown; + shows more`} over ${span(newest.time_ms - points[0].time_ms)}</span>
       <ul class="legend" aria-hidden="true">${[...new Set(marks.map((mark) => mark.kind))].map((kind) => html`<li><span class=${`glyph ${kind}`}>${GLYPH[kind]}</span>${NAME[kind]}</li>`)}</ul>

@@ -49,7 +49,7 @@ def test_a_token_of_certificates_has_no_secret(app: FlightsApp) -> None:
         (("token", "add", "x", "--app", "flights", "--verb", "wirte"), 2, "no verb of a token"),
         (("token", "add", "No", "--app", "flights"), 2, "not usable"),
         (("token", "rm", "x"), 1, "no token named 'x'"),
-        (("serve", "--client-ca", "slackwater.toml"), 2, "goes with TLS"),
+        (("serve", "--client-ca", "slackwater.toml"), 2, "--client-ca needs TLS"),
         (("serve", "--values"), 2, "give --mcp with it"),
         (("serve", "--host", "0.0.0.0", "--port", "1"), 1, "slackwater token add NAME --app APP makes one"),  # noqa: S104
         (("serve", "--mcp", "--code", "flights"), 2, "APP=FILE"),

@@ -254,8 +254,8 @@ def test_what_a_topic_does_not_take_ends_the_run_with_a_sentence(kafka: Embedded
         publishers.move(writer.commit(exact + b"x"))
         error = failure(publishers)
     assert isinstance(error, Refused)
-    said = f"'{writer.topic}': the record with no key of {len(exact) + 1:,} bytes is larger than the topic takes"
-    assert f"does not take records for {said} (max.message.bytes 1,000)" in error.message
+    said = f"'{writer.topic}': the record with no key of {len(exact) + 1:,} bytes exceeds the topic's"
+    assert f"rejects records for {said} max.message.bytes (1,000)" in error.message
     assert "max.message.bytes" in error.hint
     assert writer.found() == [exact] * 3
 

@@ -46,7 +46,7 @@ export function Bisect(props) {
       <textarea id="wrong" data-filter rows="2" value=${where} onInput=${(event) => setWhere(event.target.value)} spellcheck="false" placeholder="SELECT carrier FROM carriers WHERE delay > 100000"></textarea>
       <div class="row">
         <label>good at <select value=${good} onChange=${(event) => setGood(event.target.value)}><option value="">the beginning</option>${choices(snapshots, route, good).map((name) => html`<option value=${name} selected=${name === good}>${name}</option>`)}</select></label>
-        <span>bad at <strong>${route.at || "now"}</strong>, where the slider is</span>
+        <span>bad at <strong>${route.at || "now"}</strong>, the slider's moment</span>
         <span class="fill" />
         ${search.isRunning ? html`<button type="button" onClick=${() => control.current?.abort()}>Stop</button>` : may ? html`<button class="action" disabled=${!where.trim() || !here}>Start a bisect</button>` : ""}
       </div>
@@ -83,7 +83,7 @@ function Found({ answer, route, where }) {
     ${answer.assumes_once && !answer.candidates?.length && html`<p class="note">a binary search assumes that the history turned from good to bad once; not every commit was checked</p>`}
     <p>committed <${Time} ms=${bad.time_ms} />; the last good one is ${good?.ref ? html`<a href=${address({ ...route, view: "rows", at: atOf(good.ref), against: "" })}>${atOf(good.ref)}</a>` : "before the first"}.</p>
     <dl class="lineage"><div><dt>offsets it read</dt><dd>${offsets(answer.windows) || "no record"}</dd></div>
-      <div><dt>of users' topics</dt><dd class="sources">${offsets(answer.source_windows) || "no record"}</dd></div></dl>
+      <div><dt>offsets of users' topics</dt><dd class="sources">${offsets(answer.source_windows) || "no record"}</dd></div></dl>
     <${Cause} cause=${answer.cause} />
     <${Record} cause=${answer.cause} record=${answer.record} route=${route} where=${where} />
     ${answer.keys.length > 0 && html`<h3>${plural(answer.keys.length, "key")} turned bad</h3>

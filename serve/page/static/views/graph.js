@@ -131,7 +131,7 @@ function Edge({ edge, from, to, isDown, isDense, waiting }) {
     <path d=${d} marker-end="url(#tip)">${edge.name && html`<title>${edge.name}</title>`}</path>
     ${edge.name && !isDense && html`<text x=${isDown ? x + 8 : x} y=${isDown ? y + 4 : y - 7} text-anchor=${isDown ? "start" : "middle"}>${edge.name}</text>`}
     ${behind > 0 && html`<text class="behind" x=${isDown ? x - 8 : x} y=${isDown ? y + 4 : y + 16} text-anchor=${isDown ? "end" : "middle"}>${plural(behind, edge.input ? "record" : "row")} waiting</text>`}
-    ${markers.map((each) => html`<g class="marker"><path d=${`M${x} ${y - 7}l7 7l-7 7l-7 -7z`} /><title>the marker of ${each.name} is on its way</title></g>`)}
+    ${markers.map((each) => html`<g class="marker"><path d=${`M${x} ${y - 7}l7 7l-7 7l-7 -7z`} /><title>the marker of snapshot ${each.name} is in flight</title></g>`)}
   </g>`;
 }
 
@@ -156,8 +156,8 @@ function Node({ node, box, route, tables, isNow, waiting, isDim }) {
     <text class="name" x=${x + 14} y=${y + 25}>${short(stage.stage, Math.floor((w - BESIDE_NAME) / LETTER.stage) + 1)}<title>${stage.stage}</title></text>
     <text class="version" x=${x + w - 12} y=${y + 25} text-anchor="end">v${stage.version}</text>
     ${lines.map((line, number) => html`<text class="line" x=${x + 14} y=${y + 46 + number * 17}>${line}</text>`)}
-    ${isNow && html`<circle class=${stage.runner ? "runs" : "rests"} cx=${x + w - 16} cy=${y + 42} r="4"><title>${stage.runner ? `runs: ${stage.runner}` : stage.runner == null ? "whether it runs is not known" : "not running"}</title></circle>`}
-    ${recorded.map((each, number) => html`<path class="recorded" d=${`M${x + w - 32 - number * 14} ${y + 36}l6 6l-6 6l-6 -6z`}><title>has recorded its part of ${each.name}</title></path>`)}`;
+    ${isNow && html`<circle class=${stage.runner ? "runs" : "rests"} cx=${x + w - 16} cy=${y + 42} r="4"><title>${stage.runner ? `runs: ${stage.runner}` : stage.runner == null ? "run state unknown" : "not running"}</title></circle>`}
+    ${recorded.map((each, number) => html`<path class="recorded" d=${`M${x + w - 32 - number * 14} ${y + 36}l6 6l-6 6l-6 -6z`}><title>has recorded its part of snapshot ${each.name}</title></path>`)}`;
   return table
     ? html`<a class=${`node stage ${isDim ? "dim" : ""}`} href=${address({ ...route, view: "rows", names: [table] })} aria-label=${`${stage.stage} v${stage.version}, ${lines.join(", ")}: rows of ${table}`}>${body}</a>`
     : html`<g class=${`node stage ${isDim ? "dim" : ""}`}>${body}</g>`;

@@ -24,7 +24,7 @@ export function Key({ route, live, here }) {
       <a href=${address({ ...route, view: "bisect", where: suggested(asked.data, table, types) })}>bisect</a></div>
     <${Problem} problem=${asked.problem} />
     ${asked.isBusy && !asked.data && html`<${Reading} />`}
-    ${asked.data && !changes.length && html`<${Empty}>No version that is kept has a row of this key.<//>`}
+    ${asked.data && !changes.length && html`<${Empty}>No stored version has a row with this key.<//>`}
     ${changes.length > 0 && html`
       <${Plot} changes=${changes} types=${types} route=${route} />
       ${here && html`<p class="note">${plural(changes.length, "change")}${changes.length === LIMIT ? ", the newest" : ""}${asked.data.whole_from ? `; older versions than v${asked.data.whole_from} were thinned out` : ""}</p>`}
@@ -166,7 +166,7 @@ function Change({ change, route }) {
   return html`<tr>
     <td><${Time} ms=${change.time_ms} /></td>
     <td><a data-row href=${address(to)} title="what this version changed">v${version}</a></td>
-    <td>${what}${change.gap ? ", by several versions that are gone" : ""}</td><td>${side(before)}</td><td>${side(after)}${rest}</td>
+    <td>${what}${change.gap ? ", by several versions that were thinned out" : ""}</td><td>${side(before)}</td><td>${side(after)}${rest}</td>
     <td><${Behind} app=${route.app} stage=${stage} version=${version} windows=${change.windows} /></td>
   </tr>`;
 }

@@ -126,7 +126,7 @@ function Queried({ route, at, table, live, isNow }) {
   const columns = asked.data?.columns.map((each) => ({ ...each, key: keys.has(each.name) }));
   return html`<${Problem} problem=${asked.problem} />
     ${asked.isBusy && !asked.data && html`<${Reading} />`}
-    ${asked.data && html`<p class="note">${asked.data.cut_off ? `the first ${count(asked.data.rows.length)} rows; there are more` : plural(asked.data.rows.length, "row")}${order ? `, by ${order.by}, ${order.isDown ? "highest" : "lowest"} first` : ""}${route.against ? "; not compared: rows of a query are not" : ""}</p>
+    ${asked.data && html`<p class="note">${asked.data.cut_off ? `the first ${count(asked.data.rows.length)} rows; there are more` : plural(asked.data.rows.length, "row")}${order ? `, by ${order.by}, ${order.isDown ? "highest" : "lowest"} first` : ""}${route.against ? "; query results are not compared with another moment" : ""}</p>
       <${Table} label=${`Rows of ${table}`} found=${{ columns, rows: asked.data.rows }} route=${route} table=${table} isBusy=${asked.isBusy} canSort=${true} />`}
     <${Command} line=${command("query", ref(route.app, route.at), `${sql} LIMIT ${LIMIT}`)} />`;
 }
@@ -149,7 +149,7 @@ function Differing({ route, at, table, live, isNow, columns, onBack }) {
 // Rows as text, with old values next to those that differ from the other moment.
 export function Table({ label, found, route, table, isBusy = false, canSort = false }) {
   const { columns, rows, changes = [], before = [] } = found;
-  if (!rows.length) return html`<${Empty}>There is no row here.<//>`;
+  if (!rows.length) return html`<${Empty}>No rows.<//>`;
   const pinned = columns.find((column) => column.key);
   const order = orderOf(route.order);
   const heading = (each) => html`${printable(each.name)}${each.key && html`<span class="keymark" title="key"> key</span>`}`;
@@ -167,7 +167,7 @@ const SIGN = { added: "+", removed: "−", changed: "~" };
 function Row({ columns, row, change, was, withChange, route, table }) {
   const first = columns.find((column) => column.key);
   return html`<tr class=${change || ""}>
-    ${withChange && html`<td class="sign" title=${change || "the same"}>${SIGN[change] ?? ""}<span class="unseen">${change || ""}</span></td>`}
+    ${withChange && html`<td class="sign" title=${change || "unchanged"}>${SIGN[change] ?? ""}<span class="unseen">${change || ""}</span></td>`}
     ${columns.map((each) => {
       const text = value(row[each.name]);
       const old = was && value(was[each.name]) !== text ? value(was[each.name]) : null;
