@@ -12,7 +12,7 @@ from ..cut.graph import Cut
 from ..cut.kafka_topics import Topics
 from .report import Verified
 
-TOPICS_SAY = "which say whether topics are still those that were read"
+TOPICS_SAY = "to check that topics were not recreated"
 """Why verifying asks Kafka's brokers."""
 _Place = tuple[str, str]
 """What a stage does with a topic, and the topic."""
