@@ -180,7 +180,7 @@ def parse_keys(where: str, key_words: Sequence[str], keys: Sequence[str], files:
     app, at, _ = where.partition("@")
     app, _, table = app.partition("/")
     if at:
-        raise Usage(f"this is of all versions of an app; expected APP or APP/TABLE KEY, found {where}")
+        raise Usage(f"this covers all versions of an app; expected APP or APP/TABLE KEY, found {where}")
     if bool(table) != bool(key_words):
         example = f"{app}/{key_words[0]} {' '.join(key_words[1:]) or 'KEY'}" if key_words else f"{where} KEY"
         raise Usage(f"{where!r} {'names no table of the key' if key_words else 'has no key'}", hint=f"write {example}")

@@ -93,9 +93,9 @@ class Reporter(Listener):
     def asked(self, stop: "Stop") -> None:
         """Print that a stop was requested."""
         if stop.now.is_set():
-            self.note("stopping now: what is not committed is dropped whole, and read again by the next run")
+            self.note("stopping now: the uncommitted batch is discarded, and the next run reads it again")
             return
-        self.note("stopping: the batch under way ends first" if self._batches else "stopping: no batch is under way")
+        self.note("stopping after the current batch" if self._batches else "stopping: no batch is running")
         self._stop_asked = self._last_stopping = time.monotonic()
 
     def tick(self) -> None:

@@ -84,7 +84,7 @@ class Session(Printer):
         if not (sys.stdin.isatty() and is_terminal(stderr=True)):
             raise error
         self.note(error.message)
-        return str(typer.prompt("the app's name, to do it all the same", err=True)).strip()
+        return str(typer.prompt("type the app's name to confirm", err=True)).strip()
 
     def close(self) -> None:
         """Close open files."""

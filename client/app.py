@@ -84,14 +84,16 @@ class StoredApp(AppFailover):
         if bool(to) == options["before_deploy"]:
             verb = f"slackwater rewind {self.called}"
             raise Usage(
-                "a rewind goes to a moment, or to before the newest deploy; expected one of the two",
-                hint=f"{verb}@-1h, or another moment of it; or {verb} --before-deploy",
+                "rewind takes either a moment or --before-deploy",
+                hint=f"for example {verb}@-1h, or {verb} --before-deploy",
             )
         read_app(self._client.store, self.name)
         self._check_allowed("to rewind it", options)
         client, now_ms = self._client, instants.now_ms()
         channels = (
-            None if keep_offsets else client.known_channels("which holds what is to be read once more", self.name)
+            None
+            if keep_offsets
+            else client.known_channels("to check that it still has the input to re-read", self.name)
         )
         done = rewind(
             client.store,
@@ -133,7 +135,7 @@ class StoredApp(AppFailover):
             now_ms=now_ms,
         )
         scope = scopes(topics, all_topics=options["all_topics"])
-        channels = client.known_channels("which has the topics that are to be read on")
+        channels = client.known_channels("to look up offsets")
         done = reset(
             client.store,
             self.name,
@@ -172,7 +174,7 @@ class StoredApp(AppFailover):
                 nothing changed.
         """
         self._check_allowed(f"to edit {table}", options)
-        client, on_wait = self._client, "{} has it, and does it between two batches …"
+        client, on_wait = self._client, "waiting for {} to apply the edit between two batches …"
         previous = newest(client.store, self.name, table).stages[table]
         done = edit(
             client.store,
@@ -301,7 +303,7 @@ class StoredApp(AppFailover):
             if client.settings.brokers and not dry_run:
                 client.settings.open_kafka().delete_groups([group])  # its lag would only grow
         except Unavailable as error:
-            client.note(f"the consumer group {group} is still there: {error.message}")
+            client.note(f"consumer group {group} was not deleted: {error.message}")
         return maintenance.retired(done, dry_run=dry_run)
 
     def compact(
@@ -355,7 +357,7 @@ class StoredApp(AppFailover):
         client = self._client
         filled: tuple[TopicFilled, ...] | None = None
         if since is not None:
-            channels = client.known_channels("which has what is to be archived")
+            channels = client.known_channels("to read the records to archive")
             cut = None if since == BEGINNING else self.at(since).cut
             filled = fill(
                 client.store, self.name, channels, cut, by=client.by, dry_run=dry_run, on_progress=on_progress
@@ -386,8 +388,8 @@ class StoredApp(AppFailover):
         client = self._client
         retention = client.settings.retention_of(self.called, **rules)
         if margin_ms < MARGIN_MS:
-            why = "what a merge writes may be half an hour old before a version names it"
-            hint = "leave --margin away; what nothing names goes after an hour"
+            why = "a merge may write an object half an hour before a version refers to it"
+            hint = "omit --margin: unreferenced objects are deleted after an hour"
             raise Usage(f"--margin is {format_ms(margin_ms)}; expected 1h or more: {why}", hint=hint)
         if explained:
             return maintenance.explained(explain(client.store, self.name, explained, retention, margin_ms=margin_ms))
@@ -403,13 +405,15 @@ def _requested_keys(
         if key is _NO_KEY:
             raise Usage(
                 f"{keys!r} is a table without a key",
-                hint=f"give the key with it, forget({keys!r}, 'KEY'); a snapshot goes by remove_snapshot({keys!r})",
+                hint=f"pass the key, forget({keys!r}, 'KEY'); to remove a snapshot: remove_snapshot({keys!r})",
             )
         keys = {keys: (key,)}
     elif key is not _NO_KEY:
-        raise Usage("the second argument is the key of one table, which the first names", hint="forget('TABLE', KEY)")
+        raise Usage(
+            "with a key as the second argument, the first must be the name of its table", hint="forget('TABLE', KEY)"
+        )
     if isinstance(keys, Mapping):
         if files:
-            raise Usage("keys by table do not go with files", hint="give TABLE=KEY each, or only files")
+            raise Usage("keys by table cannot be combined with files", hint="give each key as TABLE=KEY, or only files")
         return KeysAsked.of_values(keys, also)
     return KeysAsked.of(keys, files, also)

@@ -101,7 +101,7 @@ def adopt(
     """Make a stage of the query; `tell` gets a line per version. With `dry_run`, only describe the conversion."""
     from ..operations.from_spark.adopt.adopting import opened
 
-    kafka = client.known_channels("from which the stage goes on").kafka
+    kafka = client.known_channels("to look up offsets").kafka
     batches = range(0)
 
     def on_step(step: "AdoptedBatch") -> None:
@@ -127,7 +127,7 @@ def shadow_of(
     from ..operations.from_spark.adopt.adopting import opened
     from ..operations.from_spark.adopt.shadow import shadowing
 
-    kafka = client.known_channels("from which the stage reads").kafka
+    kafka = client.known_channels("to read the stage's input").kafka
     with opened(query, client.store, client.cache, kafka, by=client.by, master=master, conf=spark_conf) as opening:
         if opening.adoption is not None:
             opening.adoption.batches = opening.adoption.batches[-1:]
@@ -147,7 +147,7 @@ def emit_program(query: "Query", *, master: str | None = None, spark_conf: Mappi
     if file.exists():
         raise Refused(f"{file} exists already", hint="--emit-program writes a new file")
     if not file.parent.is_dir():
-        raise Usage(f"{file.parent} is no folder, in which {file.name} would be written")
+        raise Usage(f"cannot write {file}: {file.parent} is not a folder")
     with opened(query.checkpoint, master=master, conf=spark_conf or {}) as checkpoint:
         committed = checkpoint.committed()
         last = checkpoint.batch(committed[-1]) if committed else None

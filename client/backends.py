@@ -107,7 +107,7 @@ class Backends:
         Without Kafka, the offsets of topics that the clone continues to read are not checked, and a note at the end
         says so; with `asks`, they must be checked. Raises `Usage` at any other use of the topics without Kafka.
         """
-        what_for = "in which the app has topics of its own, or reads or writes others"
+        what_for = "for the app's own topics, and for --topic and --sink"
         channels = self.channels_of(app)
         if channels is not None or asks:
             yield channels or cast("KafkaChannels", _UnknownChannels(what_for))
@@ -116,17 +116,19 @@ class Backends:
         yield cast("KafkaChannels", unasked)
         if unasked.topics:
             names = ", ".join(map(repr, unasked.topics))
-            self.note(f"note: nothing says where Kafka is (--kafka), so nobody looked if {names} still has the offsets")
+            self.note(
+                f"note: no Kafka configured (--kafka), so it was not checked whether {names} still has the offsets"
+            )
 
     def program_of(self, app: str, code: str | Path | None, what_for: str, ran: str = "FILE.py") -> str:
         """Return an app's program: `code`, or the one in the settings. Raises `Usage` if there is neither.
 
-        `what_for` continues the sentence "nothing says which program …"; `ran` is the file name in the hint.
+        `what_for` continues the sentence "no program given …"; `ran` is the file name in the hint.
         """
         file = str(code) if code is not None else self.settings.programs.get(app)
         if file is None:
-            hint = f"add --code {ran}, or write under [programs] in slackwater.toml: {app} = …"
-            raise Usage(f"nothing says which program {what_for}", hint=hint)
+            hint = f"add --code {ran}, or set it under [programs] in slackwater.toml: {app} = …"
+            raise Usage(f"no program given {what_for}", hint=hint)
         return file
 
     def note_thinned(self, ref: str, thinned: "Thinned | None") -> None:
@@ -136,7 +138,7 @@ class Backends:
         moved_ms = thinned.answered_ms - thinned.asked_ms
         how_far = f", {formats.duration(abs(moved_ms))} {'earlier' if moved_ms < 0 else 'later'}" if moved_ms else ""
         moment = f"{iso(thinned.answered_ms, 'milliseconds')}{how_far}"
-        self.note(f"note: {ref}: history was thinned out by gc there; answering with the moment {moment}")
+        self.note(f"note: gc has thinned out the history at {ref}; using the nearest kept moment, {moment}")
 
     def beside(self, root: str | None) -> Self:
         """Return a copy for another store root, which is closed with this one; without a root, this one."""
@@ -191,7 +193,7 @@ class _UncheckedChannels(_UnknownChannels):
 
 def _no_kafka(what_for: str) -> Usage:
     return Usage(
-        f"nothing says where the Kafka brokers are, {what_for}",
+        f"no Kafka configured, needed {what_for}",
         hint="give --kafka HOST:PORT, in Python sw.open(kafka=…), or set SLACKWATER_KAFKA, or write "
         'kafka = "…" (host:port) in slackwater.toml',
     )
@@ -202,7 +204,7 @@ def names_of_stage(text: str, noun: str = "stage") -> tuple[str, str]:
     app, name, moment = names_at(text, noun)
     if moment:
         raise Usage(
-            f"{text!r} names a moment, which goes with no {noun} here; expected APP/{noun.upper()}",
+            f"{text!r} names a moment, which this does not take; expected APP/{noun.upper()}",
             hint=f"write {app}/{name}",
         )
     return app, name

@@ -238,7 +238,7 @@ class Client(Backends, Shown):
                 key.
             Unavailable: the store or Kafka did not answer; the same call again finishes it.
         """
-        kafka, at = self.known_channels("from which the app goes on").kafka, in_words(options["at"])
+        kafka, at = self.known_channels("to look up offsets").kafka, in_words(options["at"])
         # Importing PySpark takes a second or two.
         from ..operations.exchange.first_version import first_version_of
         from ..operations.exchange.initialise import initialise

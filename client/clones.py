@@ -201,7 +201,7 @@ def _clones(client: Backends, source: str) -> tuple[KnownClone, ...]:
 
 def _remove(client: Backends, name: str, options: ExpiredOptions, *, force: bool = False) -> Removed:
     # Raises before anything is removed.
-    channels = client.known_channels("which have its topics") if options["topics"] else None
+    channels = client.known_channels("to delete its topics") if options["topics"] else None
     return remove_app(
         client.store,
         name,
@@ -220,8 +220,8 @@ def remove_topics(channels: "KafkaChannels | None", removal: Removal) -> None:
     if channels is None:
         return
     if refused := channels.kafka.delete_topics(removal.topics):
-        why = f"Kafka does not let these topics of {removal.app} be removed: {', '.join(refused)}"
-        raise Refused(why, hint="remove them yourself, then say it again without --topics")
+        why = f"Kafka denied the deletion of these topics of {removal.app}: {', '.join(refused)}"
+        raise Refused(why, hint="delete them yourself, then run it again without --topics")
     channels.kafka.delete_groups(_groups(removal))
 
 

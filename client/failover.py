@@ -21,7 +21,7 @@ from .show.shown import Result
 if TYPE_CHECKING:
     from .searches import Reports
 
-_GOES_ON = "in which the app goes on"
+_GOES_ON = "to run the app"
 _LOOK_S = 5.0
 """Seconds to wait for the original store, which may be lost."""
 
@@ -55,7 +55,7 @@ class AppFailover(AppReleases):
         if dry_run:
             return shown.to_copy(self.called, copies.target.url, copies.plan())
         if copies.reader is None:
-            self._client.note("note: nothing says where Kafka is, so records on the way are not kept (--kafka)")
+            self._client.note("note: no Kafka configured (--kafka), so in-flight records are not replicated")
         return shown.copied(self.called, copies.target.url, copies.round())
 
     def replicator(
@@ -135,7 +135,7 @@ class AppFailover(AppReleases):
         `offsets` are as for `recover`; `reports` are files for the report. Raises as `recover` does.
         """
         client = self._client
-        channels = client.known_channels("in which the app would go on")
+        channels = client.known_channels("to run the app")
         result = drill(
             client.store,
             self.name,

@@ -180,15 +180,15 @@ class AppHistory(HasMoments):
         if not instant and not runners.beats(store, app, now_ms) and is_new():
             up_to = format_ms(round(timeout_s * 1_000))
             client.note(
-                f"nobody runs {app} now: this waits up to {up_to} for a runner to take the snapshot, and withdraws it "
-                "then (--no-wait leaves it to the next runner, --instant needs none)"
+                f"{app} is not running: waiting up to {up_to} for its next run to take the snapshot, then withdrawing "
+                "the request (--no-wait keeps the request; --instant pins the newest committed moment now)"
             )
         reader = client.channels_of(self.name)
         snapshot, already = take(
             store, app, name, by=by, reader=reader, instant=instant, timeout_s=timeout_s, on_look=on_look
         )
         if instant and reader is None and not already and not is_unattended:
-            client.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
+            client.note("in-flight records are not kept with the snapshot: no Kafka configured (--kafka)")
         return snapshots.taken(snapshot, already=already)
 
     def remove_snapshot(self, name: str, *, force: bool = False, dry_run: bool = False) -> Result:
@@ -212,7 +212,7 @@ class AppHistory(HasMoments):
             try:
                 return Log(entries(client.store, self.name, limit, stage=stage, held_of=topics.held()))
             except (Unavailable, Refused) as error:
-                client.note(f"note: nobody knows what can be replayed: {error.message}")
+                client.note(f"note: cannot tell which versions can be replayed: {error.message}")
         return Log(entries(client.store, self.name, limit, stage=stage))
 
     def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
@@ -256,7 +256,7 @@ class AppHistory(HasMoments):
             return default
         moment = parse(self._ref(time), now_ms=instants.now_ms()).moment
         if not isinstance(moment, AtTime):
-            raise Usage(f"{time} is no time", hint="for example 2026-11-21T07:12, or -5m")
+            raise Usage(f"{time} is not a time", hint="for example 2026-11-21T07:12, or -5m")
         return moment.time_ms
 
     def verify(
@@ -345,7 +345,7 @@ class AppHistory(HasMoments):
         if codes:
             for file in codes:
                 program_file(file)
-            _ = client.known_channels("which have the records to replay")
+            _ = client.known_channels("to read the records to replay")
         good, bad = self.whole_ref(options["good"]), self.whole_ref(options["bad"])
         verdict = self.search(predicate, good=good, bad=bad, edge=options["edge"], on_step=on_step)
         good_moment = Moment(client, verdict.good_ref, verdict.good) if verdict.good_ref else None
@@ -386,13 +386,13 @@ class AppHistory(HasMoments):
         try:
             gone = unreplayable(client.store, self.name, topics.held())
         except (Unavailable, Refused) as error:
-            client.note(f"note: nobody knows what Kafka still holds: {error.message}")
+            client.note(f"note: cannot tell which input Kafka still has: {error.message}")
             return
         if gone:
             versions = ", ".join(f"{stage} up to v{lost_input.version}" for stage, lost_input in gone.items())
             topics_now = {topic: None for lost_input in gone.values() for topic in lost_input.replaced}
             why = f" ({', '.join(map(history.anew, topics_now))})" if topics_now else ""
-            note = f"Kafka does not hold all input any more of {versions}{why}: these can be found, not replayed"
+            note = f"Kafka has deleted input of {versions}{why}: a search can find these versions, but not replay them"
             client.note(f"note: {note}")
 
     def _predicate(self, options: SearchOptions, python: Function | None = None, run: str = "") -> Predicate:
@@ -403,7 +403,7 @@ class AppHistory(HasMoments):
                 return question.predicate(self._client.store)
         elif question.by_hand:
             return Python(getattr(python, "__name__", "function"), python)
-        raise Usage("say what is wrong by one of where=, check=, python= and run=")
+        raise Usage("give exactly one of where=, check=, python= and run=")
 
     def whole_ref(self, moment: When | None) -> str | None:
         """Return a moment as a whole ref, or `beginning`; None without a moment. Raises `Usage`."""
@@ -414,10 +414,10 @@ class AppHistory(HasMoments):
         if "@" in text or "/" in text:
             app = text.partition("@")[0].partition("/")[0]
             if app not in (self.name, self.called):
-                raise Usage(f"{text} is a moment of another app; expected one of {self.called!r}")
+                raise Usage(f"{text} is a moment of another app; expected a moment of {self.called!r}")
             text = self.name + text[len(app) :]
             if stage:
-                raise Usage(f"{text} is a whole ref, and stage {stage!r} beside it says something else; leave one out")
+                raise Usage(f"{text} is a whole ref, which cannot be combined with stage {stage!r}; omit one of them")
             return text
         return f"{self.name}/{stage}@{text}" if stage else f"{self.name}@{text}"
 

@@ -47,7 +47,7 @@ class IcebergTables:
         self._client, self._tables = client, tuple(tables)
         target = client.store.at(root)
         if client.root.startswith("memory:"):
-            raise Refused("a store in memory can be read by this process alone: its tables cannot be Iceberg tables")
+            raise Refused("an in-memory store cannot be exported to Iceberg: no other process can read it")
         self.root = target.url
         self._export = IcebergExport(client.store, client.cache, target, client.by, keep_ms)
 
@@ -55,8 +55,8 @@ class IcebergTables:
         """Raise `Usage` for a ref that always names the same moment."""
         if not parse(in_folder(self._client.store, self.ref), now_ms=instants.now_ms()).moves:
             raise Usage(
-                f"{self.ref!r} is one moment for ever: there is nothing to keep up with",
-                hint="leave --every away, or name the app alone",
+                f"{self.ref!r} always names the same moment, so there is nothing to keep up to date",
+                hint="omit --every, or name only the app",
             )
 
     def record(self, app: str) -> None:

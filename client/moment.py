@@ -96,7 +96,7 @@ class Moment(Shown):
         """
         cut, damage = resolve_around(client.store, ref, now_ms=instants.now_ms())
         if damage is not None:
-            client.note(f"only {', '.join(cut.stages)} is {done}, by itself: {damage.message}")
+            client.note(f"only {', '.join(cut.stages)} is {done}: {damage.message}")
         client.note_thinned(ref, cut.thinned)
         return cls(client, ref, cut, is_whole=damage is None)
 
@@ -185,13 +185,13 @@ class Moment(Shown):
                 if name in named:
                     self._note_name(name, named[name].stage)
                 else:
-                    client.note(f"note: {name} had no version yet at {self.ref}: it has no rows there")
+                    client.note(f"note: {name} had no version yet at {self.ref}, so it has no rows there")
         for ref, other in other_cuts.items():
             client.note_thinned(ref, other.thinned)
         for name in shown_otherwise((cut, *other_cuts.values()), sql):
             client.note(
-                f"note: {name} has strings that are no UTF-8, shown with \\xff for such a byte, or maps with a key "
-                "twice, which are null in SQL; `slackwater get` shows all of them"
+                f"note: {name} has strings that are not UTF-8 (bytes shown as \\xff), or maps with duplicate keys "
+                "(null in SQL); `slackwater get` shows the stored values"
             )
         return rows, other_cuts
 
@@ -250,13 +250,15 @@ class Moment(Shown):
         if ending not in values.ENDINGS:
             if tables or force:
                 raise Usage(
-                    f"{'table' if tables else 'force'} goes with a file; {path} would be a folder, which has all of an "
-                    "app and is not overwritten",
+                    f"{'table' if tables else 'force'} goes with a file; {path} would be a folder, which has the whole "
+                    "app and is never overwritten",
                     hint=f"name the file so that it ends in one of {', '.join((*values.ENDINGS, *ENDINGS))}",
                 )
             return rows.exported_folder(self._write_folder(path, on_progress), self.cut)
         if len(tables) > 1:
-            raise Usage(f"{where} holds one table", hint=f"name one, or write all of them to {where.stem}.duckdb")
+            raise Usage(
+                f"{where} can hold only one table", hint=f"name one, or write all of them to {where.stem}.duckdb"
+            )
         return rows.exported_table(where, *self._write_table(where, *tables, force=force), self.cut)
 
     def _write_table(self, path: Path, table: str = "", *, force: bool = False) -> tuple[str, int]:
@@ -275,7 +277,7 @@ class Moment(Shown):
             if len(names) != 1:
                 at = f"@{moment}" if moment else ""
                 raise Usage(
-                    f"{path} holds one table, and {self.ref} has {', '.join(names) or 'none'}",
+                    f"{path} can hold only one table, and {self.ref} has {', '.join(names) or 'none'}",
                     hint=f"name it: slackwater export {app}/{next(iter(names), 'TABLE')}{at} {path}; or write all of "
                     f"them to {path.with_suffix('.duckdb')}",
                 )
@@ -301,12 +303,12 @@ class Moment(Shown):
             )
         if not self._is_whole:
             raise Refused(
-                f"{self.ref} cannot be exported to a folder: stages of it are damaged, and a folder has all of an app",
-                hint="a DuckDB file can have the tables that are left: slackwater export REF FILE.duckdb --table NAME",
+                f"cannot export {self.ref} to a folder: some of its stages are damaged, and a folder needs all of them",
+                hint="export the undamaged tables: slackwater export REF FILE.duckdb --table NAME",
             )
 
         def reader() -> KafkaChannels:
-            return client.known_channels("which has the records that are on the way between stages")
+            return client.known_channels("to read the in-flight records")
 
         who, now_ms = client.by, instants.now_ms()
         at = client.store, client.cache, self.cut, self.ref, where, reader
@@ -535,7 +537,7 @@ class Moment(Shown):
         rows = ((s.stage, f"v{s.version}", Time(s.time_ms), s.stage if s.stage in tables else "-") for s in stages)
         yield TableBlock.of(("stage", "version", "committed", "table"), rows)
         if self.thinned_out:
-            yield "the history was thinned out by gc: this is the nearest moment that is left"
+            yield "gc has thinned out the history: this is the nearest kept moment"
 
 
 def _not_replayed() -> Cause:

@@ -110,7 +110,7 @@ class AppReleases(AppClones):
         from .show.report import Mask
 
         client = self._client
-        client.known_channels("which has the input to be read")
+        client.known_channels("to read the input")
         run_options = self._run_options(master, spark_conf, py_files)
         refs = self._ref(start), self._ref(end or "now")
         old = str(before) if before is not None else ""
@@ -156,14 +156,14 @@ class AppReleases(AppClones):
         """
         dry_run = options["dry_run"]
         if bool(over) == options["back"]:
-            raise Usage("give either the app to promote, or --back: who gets the name is it, or the one that had it")
+            raise Usage("give either the app that gets the name, or --back, which returns it to its previous app")
         client, staging = self._client, self.called if over else ""
         loser = type(self)(client, folder_of(client.store, over), over) if over else self
         name = loser.called
         if "~" in name:
-            raise Usage(f"{name} is an app that a name went over from", hint="promote over the name alone")
+            raise Usage(f"{name} is the app that was replaced in a promotion", hint="promote over the name without ~")
         action = f"to promote {staging} over it" if staging else "to give the name back"
-        channels = client.known_channels("which has the topics that both apps read")
+        channels = client.known_channels("to compare the offsets of both apps")
         done = promote(
             client.store,
             channels,
@@ -178,7 +178,9 @@ class AppReleases(AppClones):
         )
         if done.idle:
             called = staging or f"{name}~1"
-            client.note(f"note: nobody runs {name} or {called}: nothing is published until one of them is started")
+            client.note(
+                f"note: neither {name} nor {called} is running: nothing is published until one of them is started"
+            )
         return snapshots.promoted(done, with_values=options["show_values"], dry_run=dry_run)
 
     def _run_options(

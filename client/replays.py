@@ -64,7 +64,7 @@ def cause_behind(
         # The commit is already found, and must be reported.
         why = "; ".join(filter(None, (error.message, error.hint))) if isinstance(error, SlackwaterError) else str(error)
         why = (why or type(error).__name__).partition("\n")[0]
-        client.note(f"note: the commit is found, but nothing is replayed: {why}")
+        client.note(f"note: the commit was found, but the replay failed: {why}")
         return Behind(unknown(why))
 
 
@@ -79,7 +79,7 @@ def cause_of_store(client: Backends, verdict: Verdict) -> Cause:
     if (done := operation_of(store, verdict)) is not None:
         return done
     if (verdict_hop := untouched(store, client.cache, verdict)) is not None:
-        how = "; a replay (--code) tells whether one record of another key is at fault"
+        how = "; a replay (--code) tells whether a record of another key is at fault"
         return absence(store, verdict, verdict_hop, proved=False, how="" if _sources(verdict) else how)
     return guess(store, verdict) or unknown("nothing was replayed")
 
@@ -100,18 +100,18 @@ def _sources(verdict: Verdict) -> str:
 def _missing_for_replay(client: Backends, verdict: Verdict, codes: Codes) -> str:
     """Return the reason why a replay is impossible, with a note about what to add; empty if it is possible."""
     if sources := _sources(verdict):
-        client.note(f"note: nothing is replayed, as the query reads no Kafka topic ({sources}): look in its source")
-        return f"the query reads no Kafka topic ({sources}), and only those are replayed"
+        client.note(f"note: not replayed: the query reads no Kafka topic ({sources}); look in its source")
+        return f"the query reads no Kafka topic ({sources}), and only Kafka topics are replayed"
     attached, ran = verdict.bad.stages[verdict.stage].attached, verdict.bad.stages[verdict.stage].program
     if not codes:
-        how = f"a replay tells: add --code {ran.path if ran else 'FILE'}, the program that ran"
+        how = f"add --code {ran.path if ran else 'FILE'}, the program that ran"
         if attached is not None:
-            how = "its window tells: add --code FILE:FUNCTION, of the source's rows those before the operator"
-        client.note(f"note: which input record it was, {how}")
-        return "nothing was replayed, as nothing says which program ran"
+            how = "add --code FILE:FUNCTION, which returns the source's rows before the operator"
+        client.note(f"note: to find the input record, {how}")
+        return "nothing was replayed, because no program was given"
     if client.channels() is None:
-        client.note("note: nothing is replayed, as nothing says where Kafka is: add --kafka HOST:PORT")
-        return "nothing was replayed, as nothing says where Kafka is"
+        client.note("note: not replayed: no Kafka configured; add --kafka HOST:PORT")
+        return "nothing was replayed, because no Kafka is configured"
     return ""
 
 
@@ -138,12 +138,12 @@ def _find_cause_by_replay(client: Backends, verdict: Verdict, codes: Codes, prog
     if verdict.bad.stages[verdict.stage].attached is not None:
         from ..operations.debugging.causes.window import cause_in_window
 
-        kafka = client.known_channels("which have the records of the window", verdict.app).kafka
+        kafka = client.known_channels("to read the records of the window", verdict.app).kafka
         return cause_in_window(kafka, verdict, str(codes[0]))
     from ..operations.debugging.causes.find import find_cause
     from ..operations.debugging.causes.programs import open_programs
 
-    kafka = client.known_channels("which have the records to replay").kafka
+    kafka = client.known_channels("to read the records to replay").kafka
     with open_programs(client.store, client.cache, kafka, verdict, codes) as (program, *earlier_programs):
         return find_cause(program, earlier_programs, verdict, verdict.predicate, on_hop)
 
@@ -172,8 +172,8 @@ def _note_forgotten(client: Backends, chosen: Iterable[Manifest]) -> None:
         index = forgotten.newest(client.store, app)
         if index.number > at:
             client.note(
-                f"note: keys of {app} were forgotten since, the last ones {when(index.time_ms)}: records of theirs "
-                "that only the input archive had are not replayed, and rows that only the replay has may be theirs"
+                f"note: keys of {app} were forgotten since then, last {when(index.time_ms)}: their archived records "
+                "are not replayed, and rows that only the replay has may belong to them"
             )
 
 
@@ -188,7 +188,7 @@ def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, .
     app, stage = names_of_stage(ref.partition("@")[0])
     after = Moment.around(client, in_folder(client.store, ref), "replayed").cut.stages[stage]
     if key and after.table is None:
-        raise Usage(f"stage {stage!r} keeps no table, and so has no keys", hint="leave the key away")
+        raise Usage(f"stage {stage!r} keeps no table, and so has no keys", hint="omit the key")
     only = parse_key(stage, after.table, key) if key and after.table is not None else None
     ran = after.program.path if after.program is not None else "FILE"
     file = client.program_of(app, code, "to replay with", f"{ran}, the program that ran")
@@ -199,7 +199,7 @@ def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, .
 
         now, then = program_of(program.app), after.program
         if now is not None and then is not None and now.checksum != then.checksum:
-            client.note(f"note: {file} is not, byte for byte, the program that ran then, {then}")
+            client.note(f"note: {file} differs from the program that ran then, {then}")
         _note_forgotten(client, (after,))
         batch = StageReplay.of(program, after)
         yield batch, sent_rows(batch) if only is None else {}, only
@@ -242,8 +242,8 @@ def check(
         if not chosen:
             read_app(client.store, program.app.name)  # raises if the app does not exist
             raise Refused(
-                f"no version of {program.app.name} has read anything, so there is nothing to run again",
-                hint=f"let it run first: slackwater run {code} --app {program.app.name}",
+                f"no version of {program.app.name} has read anything, so there is nothing to replay",
+                hint=f"run it first: slackwater run {code} --app {program.app.name}",
             )
 
         def on_version(manifest: Manifest) -> None:
@@ -253,7 +253,7 @@ def check(
         outcomes = tuple(check_versions(program, chosen, on_version))
         if not has_own_workers(program.spark):
             client.note(
-                "note: this Spark session was not started here: in its Python workers the clock is the machine's"
+                "note: this Spark session was started elsewhere, so the clock of its Python workers is not controlled"
             )
         return checked(str(code), program.app.name, outcomes, show_values=options["show_values"])
 
@@ -263,7 +263,7 @@ def _open_program(client: Backends, app: str | None, code: str | Path) -> "Abstr
 
     Raises as `load_app` and `open_program` do.
     """
-    kafka = client.known_channels("which have the records to replay").kafka
+    kafka = client.known_channels("to read the records to replay").kafka
     # Importing PySpark takes a second or two.
     from ..operations.debugging.replay.program import open_program
     from ..pipeline.run.program import load_app

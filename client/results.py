@@ -122,4 +122,4 @@ class KeyHistory(Shown, tuple[history.RowChange, ...]):  # noqa: SLOT001  it has
         yield Title(f"{key_history.app}/{key_history.table}, {named}: {len(self)} changes, newest first")
         yield changes_table(key_history)
         if key_history.whole_from:
-            yield f"whole from v{key_history.whole_from} on: older versions were thinned out by gc"
+            yield f"complete from v{key_history.whole_from} on: gc has thinned out older versions"

@@ -55,9 +55,9 @@ def start_search(client: Backends, question: Asked) -> KeptSearch:
     except NotFound:
         open_search = None
     if open_search is not None and open_search.wanted is not None:
-        hint = f"`slackwater bisect log {app}` prints it, `slackwater bisect reset {app}` forgets it"
+        hint = f"`slackwater bisect log {app}` prints it, `slackwater bisect reset {app}` deletes it"
         moment = open_search.wanted or "the beginning"
-        raise Refused(f"a search of {app} by hand is open: {moment} is to be looked at", hint=hint)
+        raise Refused(f"a manual search of {app} is open, and waits for an answer on {moment}", hint=hint)
     if not question.by_hand:
         return KeptSearch(client.root, question)
     good = _marks(client, app, "good", filter(None, [question.good]))
@@ -76,7 +76,7 @@ def record_answer(client: Backends, app: str, answer: Answer, refs: list[str]) -
     app = search.asked.app
     if not refs and search.wanted is None:
         why, hint = search.found or "the search was interrupted", f"slackwater bisect {answer} {app} REF"
-        raise Refused(f"no moment of {app} is to be looked at: {why}", hint=f"name the moment: {hint}")
+        raise Refused(f"no moment of {app} waits for an answer: {why}", hint=f"name the moment: {hint}")
     answers = _marks(client, app, answer, refs) or [KnownAnswer(search.wanted or "", answer, by_hand=True)]
     return search.with_marks(*answers)
 
@@ -96,8 +96,8 @@ def read_search(client: Backends, app: str) -> KeptSearch:
         read_app(client.store, folder)  # raises if the app does not exist
         raise
     if search.store != client.root:
-        hint = f"give --store {search.store}, or forget it: `slackwater bisect reset {app}`"
-        raise Refused(f"the search of {app} is one in {search.store}, not in {client.root}", hint=hint)
+        hint = f"give --store {search.store}, or delete it: `slackwater bisect reset {app}`"
+        raise Refused(f"the search of {app} belongs to the store {search.store}, not to {client.root}", hint=hint)
     return search
 
 
@@ -124,7 +124,7 @@ def reset(app: str, opened: Callable[[], Backends]) -> Result:
         store = opened().store
         read_app(store, folder_of(store, app))
     path.unlink(missing_ok=True)
-    line = f"removed {path}" if was_there else f"there is no search of {app}"
+    line = f"removed {path}" if was_there else f"{app} has no search"
     return Result({"app": app, "removed": was_there}, line)
 
 
@@ -158,8 +158,8 @@ def continue_search(client: Backends, search: KeptSearch, on_step: Callable[[Eva
     for ref, cut in verdict.resolved.items():
         client.note_thinned(ref, cut.thinned)
     if verdict.begins:
-        thinned = f"the history of {verdict.app} before {verdict.begins} was thinned out by gc"
-        client.note(f"note: {thinned}; of that, the moments that are left are searched")
+        thinned = f"gc has thinned out the history of {verdict.app} before {verdict.begins}"
+        client.note(f"note: {thinned}; only the kept moments are searched")
     return verdict
 
 
@@ -199,10 +199,10 @@ class Reports:
                 continue
             if path.suffix.lower() not in endings:
                 expected = " or ".join(endings)
-                raise Usage(f"{option} {path} has another format: expected a name that ends with {expected}")
+                raise Usage(f"{option} {path} has no supported format: expected a name that ends with {expected}")
             check_folder(path, option)
         if self.show_values and not self.alone and self.report is None and self.md is None:
-            raise Usage("--show-values says what is in a report", hint="give --report FILE or --md FILE with it")
+            raise Usage("--show-values applies to reports", hint="add --report FILE or --md FILE")
 
     def write(self, client: Backends, verdict: Verdict, explanation: Behind) -> None:
         """Write the reports of a verdict and its cause, and note their paths.
@@ -234,8 +234,8 @@ class WatchedApp(Watcher):
         read_app(client.store, folder)
         invariants = [invariant for invariant in client.settings.invariants.values() if invariant.app in ("", app)]
         if not invariants:
-            hint = 'write [invariants.NAME] into slackwater.toml, with where = "SELECT …" or check = "…"'
-            raise Usage(f"nothing says what must hold of {app}", hint=hint)
+            hint = 'add [invariants.NAME] to slackwater.toml, with where = "SELECT …" or check = "…"'
+            raise Usage(f"no invariants configured for {app}", hint=hint)
         invariants = [invariant.of(client.store, folder) for invariant in invariants]
         reader = client.channels() if any(names_channels(invariant.where) for invariant in invariants) else None
         super().__init__(client.store, client.cache, folder, invariants, by=client.by, reader=reader)

@@ -32,7 +32,7 @@ def status(client: Backends, app: str | None) -> Result:
         for sentence in waiting_for(client, app_overview.app, open_requests(client.store, app_overview.app))
     ]
     if ends is not None and ends.silence:
-        notes.append(f"the lag of users' topics is not known: {ends.silence}")
+        notes.append(f"the lag of users' topics is unknown: {ends.silence}")
     notes += (f"{why[:1].upper()}{why[1:]}" for why in (ends.another.values() if ends is not None else ()))
     return shown.status(overviews_found, in_detail=app is not None, damaged=damaged, notes=notes, empty=_empty(client))
 

@@ -92,8 +92,8 @@ def bisect(
     edge: Literal["", "first", "last"] = "first" if first else "last" if last else ""
     question = Asked(app_name, table=named, python=python, run=run, edge=edge, **typed)
     if question.by_hand:
-        hint = f"give --where, --check, --python or --run; or look yourself: `slackwater bisect start {app_name}`"
-        raise Usage("nothing says what is wrong", hint=hint)
+        hint = f"or judge each moment yourself: `slackwater bisect start {app_name}`"
+        raise Usage("missing --where, --check, --python or --run", hint=hint)
     app, question = session.app(app_name), with_folders(session.client, question)
     search = start_search(session.client, question)
     app.note_input_gone()
@@ -217,7 +217,7 @@ def _continue(
         if table is not None:
             values.write(table, out)
         else:
-            session.note(f"note: {why}, and {out} is not written")
+            session.note(f"note: {out} was not written: {why}")
     clone = clone_name(client, verdict)
     session.show(shown.verdict(verdict, explanation, out, edge, clone, every=every))
     if reports is not None:

@@ -92,7 +92,7 @@ def down(
             stopped = servers.down()
             deleted = servers.purge() if purge else ()
     would = "would be " if dry_run else ""
-    none = f"no server of {folder.absolute()} runs; --folder names another"
+    none = f"no development server of {folder.absolute()} is running; --folder names another folder"
     lines = [f"{name} {would}stopped" for name in stopped] or [none]
     lines += [f"{_short(item.path)} ({formats.size(item.bytes)}) {would}deleted" for item in deleted]
     session.show(Result({"dry_run": dry_run, "stopped": stopped, "deleted": deleted}, *lines))

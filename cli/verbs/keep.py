@@ -83,7 +83,9 @@ def promote(
 ) -> None:
     with session.progress() as progress:
         if bool(staging) == options["back"]:
-            raise Usage("give either STAGING or --back: who gets the name is an app, or the one that had it before")
+            raise Usage(
+                "give either STAGING or --back: STAGING gets the name, --back returns it to the app that had it before"
+            )
         # With --back, the app that has the name gives it back; otherwise the clone takes it.
         app, name = (session.app(over), "") if options["back"] else (session.app(staging), over)
         done = app.promote(name, on_wait=progress, **options)
@@ -296,7 +298,7 @@ def forget(
     app, keys = session.app(where), parse_keys(where, words, key or [], options["files"])
     if give_up:
         if keys or options["files"]:
-            raise Usage("--give-up takes no keys: who has them types the forget again, and it is finished")
+            raise Usage("--give-up takes no keys; with the keys, run the same forget again to finish it")
         session.show(app.give_up_forgetting())
         return
 

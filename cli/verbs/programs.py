@@ -117,8 +117,8 @@ def _with_spark(
 
     spark_conf = settings_of(conf or ())
     if secrets := secrets_in(spark_conf):
-        instead = "slackwater needs none there, and for other uses it can stand in spark-defaults.conf"
-        why = "a secret on the command line can be read by everybody on this machine (`ps`)"
+        instead = "slackwater does not need it there; for other uses, put it into spark-defaults.conf"
+        why = "a secret on the command line is visible to every user of this machine (`ps`)"
         session.note(f"{', '.join(secrets)}: {why}; {instead}")
     files = check_py_files(file for files in py_files or () for file in files.split(","))
     return replace(options, master=master, spark_conf=spark_conf, py_files=files)
@@ -289,7 +289,7 @@ def init(
     from ...client.show.programs import initialised
 
     app, _ = session.stage(stage)
-    program = session.client.program_of(app.name, code, "declares the table")
+    program = session.client.program_of(app.name, code, "that declares the table")
     last_s, is_sorted = 0.0, False
     with session.progress() as progress:
         progress("starting Spark, which knows the program's columns")

@@ -47,7 +47,7 @@ def replay(
     existing_bundle, written = Path(ref) if ref.endswith(_ZIP) else None, bundle
     if existing_bundle is not None and (bundle is not None or key):
         raise Usage(
-            f"{existing_bundle} is a bundle already: it has the keys it has", hint="give a ref, as APP/STAGE@VERSION"
+            f"{existing_bundle} is a bundle, which has its keys already", hint="give a ref, as APP/STAGE@VERSION"
         )
     if existing_bundle is None and bundle is None and pytest is not None:
         written = pytest.with_suffix(_ZIP)

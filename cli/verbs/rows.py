@@ -45,7 +45,7 @@ def query(
     """
     if ui:
         if sql is not None or out is not None:
-            raise Usage("--ui shows all tables of a moment", hint="leave the SQL and --out away")
+            raise Usage("--ui shows all tables of a moment", hint="omit the SQL and --out")
         _show_page(session, ref)
         return
     no_user_code()
@@ -93,7 +93,7 @@ def _query_server(session: Session, server: str, ref: str, sql: str | None, out:
             return
         table, about = moment.answer(sql, limit=limit if limit and out is None else 10_000)
         if about["cut_off"] and (out is not None or not limit):
-            raise Usage(f"there are more than {table.num_rows:,} rows, the most of a server", hint="add a LIMIT")
+            raise Usage(f"the query returns more than {table.num_rows:,} rows, the server's limit", hint="add a LIMIT")
     if out is None:
         session.show(rows.rows_with(table, about, 0))
     else:
@@ -112,7 +112,7 @@ def _show_page(session: Session, ref: str) -> None:
         written = moment.write(Path(folder) / f"{moment.cut.app}.duckdb")
         with page(written.path) as url:
             shown = {"page": url, "app": moment.cut.app, "versions": moment.versions, "tables": written.rows}
-            session.show(Result(shown, f"{ref}: {url}; what is changed there is gone with it, and Ctrl-C ends it"))
+            session.show(Result(shown, f"{ref}: {url}; changes made there are discarded, and Ctrl-C ends it"))
             stop.wait()
 
 
@@ -177,12 +177,12 @@ def export(
         from .transfer import export_iceberg
 
         if to is not None or force:
-            raise Usage("--iceberg writes no file", hint="leave DIR, FILE and --force away")
+            raise Usage("--iceberg writes no file", hint="omit DIR, FILE and --force")
         export_iceberg(session, ref, iceberg, table or (), every, keep)
         return
     if to is None or every is not None:
-        usage_hint = "name the folder or the DuckDB file to write, or a place for Iceberg tables: --iceberg ROOT"
-        raise Usage("nothing says where to export to" if to is None else "--every goes with --iceberg", hint=usage_hint)
+        usage_hint = "name the folder or the file to write, or write Iceberg tables: --iceberg ROOT"
+        raise Usage("missing argument DIR or FILE" if to is None else "--every goes with --iceberg", hint=usage_hint)
 
     moment = session.client.moment(ref, "exported")
     with session.progress() as progress:

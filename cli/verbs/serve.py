@@ -57,7 +57,7 @@ def serve(
     describes the API. Instances are stateless: run any number over one store.
     """
     if values and not mcp:
-        raise Usage("--values says what agents are shown, and none are served", hint="give --mcp with it")
+        raise Usage("--values applies to agents, and none are served", hint="add --mcp")
     _check_installed(mcp=mcp)
     from ...serve.audit import write_to
     from ...serve.server import Listening, ServeInstance
@@ -123,7 +123,7 @@ def _check_installed(*, mcp: bool) -> None:
     from importlib.util import find_spec
 
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise Refused(f"a server needs {', '.join(missing)}", hint=installing("serve"))
+        raise Refused(f"`slackwater serve` needs {', '.join(missing)}", hint=installing("serve"))
     if mcp and find_spec("mcp") is None:
         raise Refused("serving agents needs mcp", hint=installing("serve,agents"))
 

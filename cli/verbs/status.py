@@ -205,8 +205,8 @@ def verify(
 
     if forgotten != bool(key or options["files"] or words):
         raise Usage(
-            "--forgotten goes with a key, as APP/TABLE KEY, --key TABLE=KEY, or --keys FILE: nothing stored says which "
-            "keys they were"
+            "--forgotten goes with a key, as APP/TABLE KEY, --key TABLE=KEY, or --keys FILE: the store has no record "
+            "of the forgotten keys"
         )
     if forgotten:
         keys = parse_keys(ref, words, key or [], options["files"])

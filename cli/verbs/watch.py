@@ -71,7 +71,7 @@ def _evaluate(session: Session, app: "WatchedApp", folder: Path | None) -> bool:
     for result in look.news:
         invariant, name = result.invariant, result.invariant.name
         if result.error is not None:
-            session.note(f"{name} cannot be asked: {result.error.message}")
+            session.note(f"{name} cannot be evaluated: {result.error.message}")
         if result.rows is not None and result.state == "fails":
             if not session.as_json:
                 session.show(Result(None, *shown.failing(result.rows, invariant, look)))

@@ -117,7 +117,7 @@ class Http:
         return errors.again(kind, message=message, sentence=sentence, quoted=quoted, hint=hint, **more)
 
     def _not_a_server(self, why: str) -> Usage:
-        return Usage(f"{self.url} is no server of slackwater's: {why}", hint="`slackwater serve` starts one")
+        return Usage(f"{self.url} is not a slackwater server: {why}", hint="`slackwater serve` starts one")
 
 
 def _plain(params: Mapping[str, Any]) -> dict[str, Any]:

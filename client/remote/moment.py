@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MOST = 10_000
 """Maximum rows or commits of one answer."""
-_INSTEAD = {"snapshot": "ask_snapshot asks for one", "take": "ask_snapshot asks for one", "search": "bisect searches"}
+_INSTEAD = {"snapshot": "use ask_snapshot", "take": "use ask_snapshot", "search": "use bisect"}
 
 
 class Served(Shown):
@@ -54,8 +54,8 @@ class Served(Shown):
             if name not in self.absent:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             raise Refused(
-                f"{name} works on the store itself, and this is asked over HTTP",
-                hint=_INSTEAD.get(name, "whoever reaches the store has it: sw.open(STORE) instead of the address"),
+                f"{name} needs the store itself, and this is a client of a server",
+                hint=_INSTEAD.get(name, "open the store instead of the server's address: sw.open(STORE)"),
             )
 
 
@@ -88,7 +88,10 @@ class ServedMoment(Served):
             self.when = instants.iso(self._found["time_ms"], "milliseconds")
             answer = ask()
         if versions_of(answer) != self.versions:
-            raise Refused(f"{self.ref} cannot be asked for again: other stages have committed at its time", hint="at()")
+            raise Refused(
+                f"{self.ref} cannot be read again: other stages have committed at its time",
+                hint="call at() for a newer moment",
+            )
         return answer
 
     @property

@@ -23,8 +23,10 @@ def to_copy(app: str, root: str, todo: Todo) -> Result:
     """Return the result of a replication dry run."""
     counts = {stage: len(versions) for stage, versions in todo.versions.items() if versions}
     rows = [(stage, plural(count, "version"), f"v{todo.cut[stage].version}") for stage, count in counts.items()]
-    blocks: list[Block] = [Title(f"would copy to {root}, of {app}:")]
-    blocks.append(TableBlock.of(("stage", ">lacks", ">up to"), rows) if rows else "nothing: it has every version")
+    blocks: list[Block] = [Title(f"would copy {app} to {root}:")]
+    blocks.append(
+        TableBlock.of(("stage", ">missing", ">up to"), rows) if rows else "nothing: the replica has every version"
+    )
     data = {"versions": counts, "cut": {stage: head.version for stage, head in todo.cut.items()}, "dry_run": True}
     return Result(data, *blocks)
 
@@ -33,8 +35,8 @@ def copied(app: str, root: str, done: Round) -> Result:
     """Return the result of a replication round."""
     blocks: list[Block] = [round_line(app, root, done)]
     if done.cut.lacks:
-        blocks.append(f"it lacks something: {done.cut.lacks}")
-    blocks.append(f"when this store is lost: slackwater recover {app} --from {root}")
+        blocks.append(f"incomplete: {done.cut.lacks}")
+    blocks.append(f"to fail over to it: slackwater recover {app} --from {root}")
     return Result(round_data(root, done), *blocks)
 
 
@@ -57,8 +59,8 @@ def round_data(root: str, done: Round) -> dict[str, object]:
 
 def ended(app: str, root: str, *, was_known: bool) -> Result:
     """Return the result of ending a replica."""
-    done = "is counted no more" if was_known else "was not counted, or is not any more"
-    line = f"the replica of {app} in {root} {done}; what was copied is there: slackwater app rm {app} --store {root}"
+    done = "is no longer tracked" if was_known else "was not tracked"
+    line = f"the replica of {app} in {root} {done}; to delete the copied data: slackwater app rm {app} --store {root}"
     return Result({"root": root, "ended": was_known}, line)
 
 
@@ -70,12 +72,12 @@ def recovered(done: Recovered, *, dry_run: bool) -> Words:
         yield Already(f"{app} was recovered from its replica in {root}, and runs there")
     elif done.plan is None:
         did = "would finish" if dry_run else "finished"
-        yield Title(f"{did} the recovery of {app} from {root}, which was decided")
+        yield Title(f"{did} the interrupted recovery of {app} from {root}")
     else:
         yield Title(f"{'would recover' if dry_run else 'recovered'} {app} from {root}")
         yield from of_plan(done.plan)
     if done.versions:
-        yield f"goes on from {', '.join(f'{stage}@v{version}' for stage, version in done.versions.items())}"
+        yield f"continues from {', '.join(f'{stage}@v{version}' for stage, version in done.versions.items())}"
     if done.plan is not None and not dry_run:
         yield from _fenced(done)
     if done.steps and not dry_run:
@@ -96,46 +98,46 @@ def _fenced(done: Recovered) -> Iterator[Block]:
     assert done.plan is not None  # noqa: S101  asked before
     old = done.plan.primary
     if done.fenced == "":
-        yield f"{old.root}: fenced; whoever runs it there stops, and is refused from now on"
+        yield f"{old.root}: fenced; a runner there stops, and can commit no more"
     else:
         why = done.fenced or old.unreachable or "it has no stages"
         yield f"{old.root} could not be fenced: {why}"
-        yield "  whoever still runs it there goes on: see that nobody does"
+        yield "  a runner there may still be running: stop it"
     if done.caught_up is not None:
-        yield f"what it had more was copied: {plural(sum(done.caught_up.versions.values()), 'version')}"
+        yield f"newer versions copied from there: {plural(sum(done.caught_up.versions.values()), 'version')}"
     elif done.not_caught_up:
-        yield f"what it had more was not copied: {done.not_caught_up}"
+        yield f"newer versions there were not copied: {done.not_caught_up}"
 
 
 def of_plan(plan: RecoveryPlan) -> Iterator[Block]:
     """Yield the blocks of a recovery plan: where the app continues, and data lost."""
     cut = plan.replicated
     at = ", ".join(f"{stage}@v{version}" for stage, version in plan.cut.versions.items())
-    yield f"the replica's cut {cut.number}: {at}; it lacked nothing {instants.when(cut.seen_ms)}"
+    yield f"the replica's cut {cut.number}: {at}; complete as of {instants.when(cut.seen_ms)}"
     yield f"lost: {_lost(plan)}"
     rows = []
     for (stage, name), (read, starts) in plan.inputs.items():
         for partition, start in enumerate(starts):
-            how = f"{_HOW[start.how]}{', which ends before what was read' if start.unmirrored else ''}"
+            how = f"{_HOW[start.how]}{', but it ends before what was read' if start.unmirrored else ''}"
             rows.append((stage, f"{name}[{partition}]", f"{read.topic}[{partition}]", start.offset, how))
     if rows:
-        yield TableBlock.of(("stage", "topic", "read on in", ">at", "by"), rows)
+        yield TableBlock.of(("stage", "topic", "continues in", ">at", "by"), rows)
     for topic, count in plan.again.items():
-        yield f"{topic}: {plural(count, 'offset')} behind that, which the app may have read before"
+        yield f"{topic}: {plural(count, 'offset')} may be read a second time"
     rows_on_way = sum(state.rows for state in plan.in_flight)
-    yield f"on the way between stages: {plural(rows_on_way, 'row')}, carried over"
+    yield f"in flight between stages: {plural(rows_on_way, 'row')}, carried over"
     if plan.sink_rows:
         yield f"committed for sinks and not published: {plural(plan.sink_rows, 'row')}, published from here"
     if cut.lacks:
-        yield f"the replica lacks something: {cut.lacks}"
+        yield f"the replica is incomplete: {cut.lacks}"
 
 
 _HOW = {
     "same offset": "the same offset",
-    "records": "the records that were read last",
+    "records": "the last records read",
     "mirror": "MirrorMaker 2's offsets",
     "end": "the mirror's end",
-    "said": "what was said",
+    "said": "--from-offset",
 }
 
 
@@ -143,8 +145,8 @@ def _lost(plan: RecoveryPlan) -> str:
     tracked = [lost_stage for lost_stage in plan.lost if lost_stage.newest is not None]
     if not tracked:
         return (
-            f"what was committed in the last {duration(plan.lost_ms)}, at most: since then nobody has seen whether "
-            "there was anything"
+            f"at most the commits of the last {duration(plan.lost_ms)}: since then, the replica has not seen the "
+            "original store"
         )
     further = ((lost_stage, lost_stage.newest or 0) for lost_stage in tracked)
     more = [
@@ -152,7 +154,7 @@ def _lost(plan: RecoveryPlan) -> str:
         for lost_stage, newest in further
         if newest > lost_stage.version
     ]
-    return f"{', '.join(more)}: the last {duration(plan.lost_ms)}" if more else "nothing: it had no later versions"
+    return f"{', '.join(more)}: the last {duration(plan.lost_ms)}" if more else "nothing: there were no newer versions"
 
 
 def plan_data(plan: RecoveryPlan) -> dict[str, object]:
@@ -189,9 +191,9 @@ def _drill(result: Drill) -> Iterator[Block]:
     yield ""
     yield from verified(result.recovered)
     for wrong in (*result.replica.differences, *result.recovered.differences):
-        yield f"wrong: {wrong.message}"
+        yield f"difference: {wrong.message}"
     if result.kept:
-        yield f"the clone stays: {result.clone}"
+        yield f"clone kept: {result.clone}"
 
 
 def _sentence(result: Drill) -> str:
@@ -225,24 +227,24 @@ def page(result: Drill) -> Page:
     facts = (
         ("app", Name(result.app)),
         ("replica", Name(result.root)),
-        ("where it runs", Name(result.plan.primary.root)),
+        ("original store", Name(result.plan.primary.root)),
         ("cut", (f"{cut.number}: ", Name(", ".join(f"{s}@v{v}" for s, v in cut.stages.items())))),
         ("newest commit in it", Time(cut.time_ms)),
-        ("lacked nothing at", Time(cut.seen_ms)),
+        ("complete as of", Time(cut.seen_ms)),
         ("ready to run after", duration(result.ready_ms)),
         ("bytes read again", size(result.replica.bytes_read + result.recovered.bytes_read)),
     )
     compared = (f"Not compared with the app itself: {result.not_compared}.",) if result.not_compared else ()
     sections = [
-        Section("What would be lost, and where it would go on", tuple(of_plan(result.plan))),
+        Section("What would be lost, and where the app would continue", tuple(of_plan(result.plan))),
         Section("Tables, by checksum", (_tables(result), *compared)),
-        Section("What each step took", (TableBlock.of(("step", ">took"), _steps(result)),)),
+        Section("Duration of each step", (TableBlock.of(("step", ">took"), _steps(result)),)),
         Section("The replica's cut, every byte read again", tuple(verified(result.replica))),
-        Section("What would run, every byte read again", tuple(verified(result.recovered))),
+        Section("The recovered app, every byte read again", tuple(verified(result.recovered))),
     ]
     if result.kept:
         sections.append(
-            Section("The clone stays", (Listing(f"slackwater status {result.clone} --store {result.root}"),))
+            Section("The clone is kept", (Listing(f"slackwater status {result.clone} --store {result.root}"),))
         )
     return Page(
         title=f"A recovery drill of {result.app}",

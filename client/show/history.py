@@ -50,7 +50,7 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
             first, last = entry.thinned
             versions, none = f"v{first}..v{last}" if first < last else f"v{first}", "-" * (timed + with_replays)
             rows.append(("", entry.stage, versions, "gone", "-", "-", "", *none, "thinned out by gc"))
-    more = (*(["watermark"] if timed else []), *(["can be"] if with_replays else []))
+    more = (*(["watermark"] if timed else []), *(["available"] if with_replays else []))
     return TableBlock.of(("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", *more, "read"), rows)
 
 
@@ -63,13 +63,13 @@ def _rows_in(entry: LogEntry) -> Cell:
 def _recovery_options(entry: LogEntry) -> str:
     """Return the recovery options of a version: restore alone, or also replay."""
     if entry.replayable:
-        return "restored, replayed"
-    return "; ".join(("restored", *map(anew, entry.replaced)))
+        return "restore, replay"
+    return "; ".join(("restore", *map(anew, entry.replaced)))
 
 
 def anew(topic: str) -> str:
     """Return the reason why a topic's input cannot be replayed: the topic was recreated."""
-    return f"topic {topic} is another one now"
+    return f"topic {topic} was recreated"
 
 
 def _read(entry: LogEntry) -> str:
@@ -84,13 +84,13 @@ def _other_effects(entry: LogEntry) -> Iterator[str]:
         rows = f" ({formats.plural(sum(lost.rows), 'row')}{versions})" if lost.rows else ""
         yield f"lost {formats.between(lost.topic, lost.starts, lost.ends)}{rows}"
     if entry.added:
-        yield f"since here: {', '.join(entry.added)}"
+        yield f"added columns: {', '.join(entry.added)}"
     if entry.rewound is not None:
-        yield f"as v{entry.rewound} was" if entry.rewound else "as before it began"
+        yield f"back to the state of v{entry.rewound}" if entry.rewound else "back to before the first version"
     if entry.reset:
-        yield f"reads on from elsewhere: {formats.windows(entry.reset)}"
+        yield f"offsets reset: {formats.windows(entry.reset)}"
     if entry.edited:
-        yield f"by hand: {entry.edited}"
+        yield f"edit: {entry.edited}"
     if entry.deployed:
         yield f"deploy: {entry.deployed}"
     if entry.renamed:
@@ -100,8 +100,8 @@ def _other_effects(entry: LogEntry) -> Iterator[str]:
 def operations(done: Sequence[Operation], app_name: str, *, is_filtered: bool = False) -> Result:
     """Return the result of `log --operations`."""
     if not done:
-        nothing = "nothing of that kind was done" if is_filtered else "nothing was done"
-        return Result(done, f"{nothing} to {app_name} from the command line yet")
+        nothing = "no matching operation" if is_filtered else "no operation"
+        return Result(done, f"{nothing} on {app_name} yet")
     more = {
         "versions": [", ".join(_version_changes(operation)) for operation in done],
         "why": [operation.message for operation in done],
@@ -130,7 +130,7 @@ def key_history(
 ) -> Result:
     """Return the result of `history` for a key, as typed; `records` has the record behind each change."""
     reasons = [record.reason for record in records or () if record is not None and record.reason]
-    notes = [f"note: the record behind one change cannot be told: {reason}" for reason in reasons]
+    notes = [f"note: no record found for one change: {reason}" for reason in reasons]
     notes += _notes(row_history, limit)
     if verbose:
         requests = formats.plural(row_history.reads.requests, "request")
@@ -149,7 +149,7 @@ def key_history(
         "whole_from": row_history.whole_from or None,
         "read": fields(row_history.reads, "requests", "bytes"),
     }
-    never = f"table {row_history.table} of {row_history.app} never had a key {key}, in the versions that are left"
+    never = f"table {row_history.table} of {row_history.app} has no key {key} in any kept version"
     return Result(data, changes_table(row_history, records) if row_history.changes else never, notes=notes)
 
 
@@ -185,17 +185,17 @@ def _notes(row_history: RowHistory, limit: int) -> Iterator[str]:
         yield f"the newest {formats.plural(limit, 'change')}; --limit 0 shows all"
     for change in row_history.changes:
         if change.inherited == "clone":
-            yield f"* {row_history.app} is a clone: the row was there when it was made, and its history is the source's"
+            yield f"* {row_history.app} is a clone: the row is older, and its earlier history is in the source"
         elif change.inherited == "renamed":
-            goes_on = f"slackwater history {row_history.app}/{change.formerly} KEY goes on"
+            goes_on = f"slackwater history {row_history.app}/{change.formerly} KEY"
             until = f"* {row_history.table} was called {change.formerly} until v{change.version}"
-            yield f"{until}, and the row was there: {goes_on}"
+            yield f"{until}; for the earlier history: {goes_on}"
         elif change.inherited:
-            yield f"* the row was there at v{change.version}, and what was before that gc has collected"
+            yield f"* the row existed at v{change.version}; gc has removed its earlier history"
     if any(change.gap for change in row_history.changes):
-        yield "* gc collected versions right before: what changed in them shows as one change"
+        yield "* gc has removed the versions right before: their changes are shown as one"
     if row_history.whole_from:
-        whole = f"whole from v{row_history.whole_from} on; older versions were thinned out by gc"
+        whole = f"complete from v{row_history.whole_from} on; gc has thinned out older versions"
         yield f"note: the history of {row_history.app}/{row_history.table} is {whole}"
 
 

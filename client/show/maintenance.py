@@ -53,7 +53,7 @@ ASKING = "rewind, reset, edit, forget, retire, promote, app rm, clone rm and clo
 
 def explained(explanation: Explanation) -> Result:
     """Return the result of `gc --explain` for one object."""
-    title = f"{explanation.object} {'is kept' if explanation.kept else 'goes at the next collection'}"
+    title = f"{explanation.object} {'is kept' if explanation.kept else 'will be deleted by the next gc'}"
     return Result(explanation, Title(title), *explanation.reasons)
 
 
@@ -66,13 +66,13 @@ def collected(done: Collected) -> Words:
     if done.archived_records:
         deleted.append(f"{plural(done.archived_records, 'record')} in the input archive")
     yield Title(f"{verb} {', and '.join(deleted) or 'nothing'} of {done.app}")
-    headings = ("stage", ">versions gone", ">SSTs gone", ">size gone", ">versions kept", "whole from", ">size kept")
+    headings = ("stage", ">versions gone", ">SSTs gone", ">size gone", ">versions kept", "kept range", ">size kept")
     sizes = ((s, size(s.bytes), f"v{s.first} to v{s.head}", size(s.kept_bytes)) for s in done.stages)
     rows = (
         (s.stage, s.versions, s.ssts, gone, s.kept_versions, whole, size_kept) for s, gone, whole, size_kept in sizes
     )
     yield TableBlock.of(headings, rows)
-    rules = _RULES | ({"retention": "that no rule lets go"} if done.retention.keeps_everything else {})
+    rules = _RULES | ({"retention": "that no rule expires"} if done.retention.keeps_everything else {})
     for stage in done.stages:
         yield f"{stage.stage} keeps {', '.join(f'{count(n)} {rules[rule]}' for rule, n in stage.rules.items())}"
     for stage in done.stages:
@@ -83,22 +83,22 @@ def collected(done: Collected) -> Words:
         of_archive = ("input archive", ">records gone", ">objects gone", ">size gone", ">records kept", ">size kept")
         yield TableBlock.of(of_archive, map(_archived, done.archives))
     if done.records:
-        yield f"{plural(done.records, 'object')} of records in flight that no snapshot names"
+        yield f"{plural(done.records, 'object')} of in-flight records that no snapshot needs"
     if done.leftovers:
-        yield f"{plural(done.leftovers, 'write')} that had broken off"
+        yield f"{plural(done.leftovers, 'interrupted write')}"
     for lost in done.absent:
-        yield f"snapshot {lost.snapshot} pins {lost.stage}@v{lost.version}, which is not there; what else it pins stays"
+        yield f"snapshot {lost.snapshot} pins {lost.stage}@v{lost.version}, which is missing; its other pins hold"
     for sentence in done.damaged:
-        yield f"nothing was collected of one archive: {sentence}"
+        yield f"one archive was skipped: {sentence}"
     if waiting := sum(stage.waiting_ssts for stage in done.stages):
-        yield f"{plural(waiting, 'SST')} that nothing names yet may be named by the next batch, and stay"
+        yield f"{plural(waiting, 'unreferenced SST')} kept: the next batch may refer to them"
     if done.retention.keeps_everything:
-        yield "no rule of retention is set, so the whole history stays: [retention] in slackwater.toml has the rules"
+        yield "no retention rule is set, so all history is kept; set rules under [retention] in slackwater.toml"
     return done
 
 
 def _archived(archive: ArchiveCollected) -> tuple[str | int, ...]:
-    topic = archive.topic if archive.life == 1 else f"{archive.topic} (made anew, {archive.life})"
+    topic = archive.topic if archive.life == 1 else f"{archive.topic} (recreated, {archive.life})"
     return topic, archive.records, archive.objects, size(archive.bytes), archive.kept_records, size(archive.kept_bytes)
 
 
@@ -109,7 +109,7 @@ def compacted_line(done: Compacted) -> str:
         f"{plural(done.inputs, 'SST')} to {done.outputs}",
         f"partition{'s' if len(done.partitions) > 1 else ''} {', '.join(map(str, done.partitions))}",
         f"{size(done.bytes_read)} read, {size(done.bytes_written)} written",
-        f"{plural(done.left_out, 'merge')} left out: somebody else was faster" if done.left_out else "",
+        f"{plural(done.left_out, 'merge')} skipped: another process was faster" if done.left_out else "",
     )
     return "  ".join(filter(None, parts))
 
@@ -165,20 +165,20 @@ def archived(
         elif topic.offsets:
             yield f"added {plural(topic.records, 'record')} of {topic.topic} to its input archive"
         else:
-            yield f"done already: of {topic.topic} the input archive has all that Kafka still has"
+            yield f"done already: the input archive of {topic.topic} has all records that Kafka still has"
         if topic.gone:
             gaps = ", ".join(f"{topic.topic}{gap}" for gap in topic.gone[:MOST_SHOWN])
-            yield f"gone from Kafka, and in no archive: {gaps}"
+            yield f"deleted from Kafka and not archived: {gaps}"
     if filled is not None and not filled:
         yield f"{app_name} has read nothing since then"
     if not archives_found:
-        yield f'{app_name} has no input archive; input = "30d" under [retention] in slackwater.toml keeps one'
+        yield f'{app_name} has no input archive; to keep one, set input = "30d" under [retention] in slackwater.toml'
     else:
         yield archives(archives_found)
     for archive in archives_found:
-        yield f"{archive.topic} from {', '.join(archive.holds[:MOST_SHOWN]) or 'nowhere yet'}"
+        yield f"{archive.topic} from {', '.join(archive.holds[:MOST_SHOWN]) or 'no offset yet'}"
         for gap in archive.gaps[:MOST_SHOWN]:
-            yield f"a gap: {archive.topic}{gap}; what is read there, such as a replay, ends with an error"
+            yield f"gap: {archive.topic}{gap}; reading it, for example in a replay, fails"
     return {"app": app_name, "archives": archives_found, "filled": filled}
 
 
@@ -189,14 +189,14 @@ def protected(protection: Protection, *, already: bool) -> Words:
     if already:
         yield Already(f"{protection.app} is protected by {protection.by}, {instants.when(protection.time_ms)}{why}")
     else:
-        yield f"{protection.app} is protected{why}; {ASKING} want its name once more"
+        yield f"{protection.app} is protected{why}; {ASKING} require its name"
     return {"app": protection.app, "protected": protection}
 
 
 @operation
 def unprotected(app_name: str, *, was: bool) -> Words:
     """Yield the blocks of a removed protection."""
-    yield f"{app_name} is protected no more" if was else Already(f"{app_name} is not protected")
+    yield f"{app_name} is no longer protected" if was else Already(f"{app_name} is not protected")
     return {"app": app_name, "protected": None}
 
 
@@ -206,17 +206,17 @@ def rewound(done: Rewound, *, dry_run: bool) -> Words:
     plan, versions = done.plan, done.versions
     app, would = plan.app, "would be " if dry_run else ""
     if not plan.steps:
-        yield Already(f"{app} is what it was at {plan.ref}")
+        yield Already(f"{app} has the state of {plan.ref}")
     else:
         yield Title(f"{app} {would}rewound to {plan.ref}, {instants.when(plan.to.time_ms)}")
     for stage in plan.stages:
-        was = f"as v{stage.to} was" if stage.to else "as before it began"
+        was = f"state of v{stage.to}" if stage.to else "state before its first version"
         now = f"v{versions[stage.stage]}" if stage.stage in versions else f"v{stage.version} now"
         yield f"{stage.stage}  {now}  {was}{', retired' if stage.retires else ''}"
         if stage.offsets:
-            yield f"  reads again {windows(stage.offsets)}"
+            yield f"  re-reads {windows(stage.offsets)}"
     for table in done.changes:
-        counts = ((table.removed, "went"), (table.added, "came back"), (table.changed, "changed back"))
+        counts = ((table.removed, "removed"), (table.added, "restored"), (table.changed, "changed back"))
         yield f"{table.table}: " + (
             ", ".join(f"{plural(n, 'row')} {verb}" for n, verb in counts if n) or "no row changes"
         )
@@ -224,17 +224,18 @@ def rewound(done: Rewound, *, dry_run: bool) -> Words:
         if sink.rows:
             where = windows(sink.offsets)
             them = f"{sink.rows:,} of the rows in {where}" if where else plural(sink.rows, "row")
-            yield f"sink {sink.sink}: published since, and not to be unsent: {them}; what is read again comes once more"
+            yield f"sink {sink.sink}: published since and not withdrawn: {them}; re-read records are published again"
         if sink.dropped:
-            yield f"sink {sink.sink}: {plural(sink.dropped, 'row')} not published yet are dropped, and come once more"
+            unpublished = plural(sink.dropped, "unpublished row")
+            yield f"sink {sink.sink}: {unpublished} dropped; re-reading publishes them"
     if plan.others:
         had = " and ".join(plan.others)
-        yield f"{had} had the name since, by a promotion: what was published under it meanwhile is not undone either"
+        yield f"{had} had the name since then (promotion): rows that it published are not undone either"
     if done.snapshot and not dry_run:
         was = f"{app}@{done.snapshot}"
-        yield f"what was undone: {was}; back to it: ", NextCommand(f"slackwater rewind {was}")
-        reads_on = "where it was" if plan.table_only else "from there"
-        yield f"the next `slackwater run` reads on {reads_on}"
+        yield f"undone state: {was}; to return to it: ", NextCommand(f"slackwater rewind {was}")
+        offsets = "its current offsets" if plan.table_only else "these offsets"
+        yield f"the next `slackwater run` continues at {offsets}"
     changes = [fields(table_changes, "table", "added", "removed", "changed") for table_changes in done.changes]
     data = {"rewind": done.number or None, "snapshot": done.snapshot or None, "versions": versions, "changes": changes}
     data |= fields(plan, "app", "stages", "sinks", "others", to=plan.to.versions, keep_offsets=plan.table_only)
@@ -246,34 +247,32 @@ def reset(done: ResetDone, *, dry_run: bool) -> Words:
     """Yield the blocks of an offset reset or its dry run."""
     app, would = done.app, "would be " if dry_run else ""
     if not done.stages:
-        yield Already(f"{app} reads on there")
+        yield Already(f"{app} continues at these offsets")
     else:
         yield Title(f"{app} {would}reset {done.scenario}")
     for stage in done.stages:
         now = f"v{done.versions[stage.stage]}" if stage.stage in done.versions else f"v{stage.version} now"
-        yield f"{stage.stage}  {now}  reads on from elsewhere: {windows(map(str, stage.moved))}"
+        yield f"{stage.stage}  {now}  continues at {windows(map(str, stage.moved))}"
         for why in stage.made_again:
             yield f"  {why}"
         if stage.read_again:
-            yield f"  {plural(stage.read_again, 'offset')} read twice: tables count what is there once more"
+            yield f"  {plural(stage.read_again, 'offset')} re-read: tables count their records again"
         if stage.skipped:
-            of_current_topic = " of the topic that is there now" if stage.made_again else ""
-            only = (
-                "right only if the app has read the same records" if of_current_topic else "no table ever knows of them"
-            )
+            of_current_topic = " of the current topic" if stage.made_again else ""
+            only = "correct only if the app has read the same records" if of_current_topic else "their records are lost"
             yield f"  {plural(stage.skipped, 'offset')}{of_current_topic} skipped: {only}"
         if stage.watermark_ms is not None:
-            yield f"  rows of before {instants.iso(stage.watermark_ms)}, its watermark, come too late for a window"
+            yield f"  rows before {instants.iso(stage.watermark_ms)}, the watermark, are too late for a window"
         if stage.sinks:
-            yield f"  what is read twice is published twice, to {', '.join(stage.sinks)}"
+            yield f"  re-read records are published again, to {', '.join(stage.sinks)}"
     if done.snapshot and not dry_run:
         if any(stage.made_again for stage in done.stages):
-            gone = "a rewind to it is refused, as the topic that it read is gone"
-            yield f"as it was: {app}@{done.snapshot}; it can be queried and compared; {gone}"
+            gone = "a rewind to it is refused, because its topic is gone"
+            yield f"previous state: {app}@{done.snapshot}, for queries and diffs; {gone}"
         else:
             was = f"{app}@{done.snapshot}"
-            yield f"as it was: {was}; back to it: ", NextCommand(f"slackwater rewind {was}")
-        yield "the next `slackwater run` reads on from there"
+            yield f"previous state: {was}; to return to it: ", NextCommand(f"slackwater rewind {was}")
+        yield "the next `slackwater run` continues at these offsets"
     names = ("stage", "version", "moved", "read_again", "skipped", "watermark_ms", "sinks", "made_again")
     data = {"reset": done.number or None, "snapshot": done.snapshot or None}
     return fields(done, "app", "versions", stages=[fields(stage, *names) for stage in done.stages]) | data
@@ -285,21 +284,21 @@ def edited(done: EditDone, previous: Manifest, *, with_values: bool, dry_run: bo
     stage, changes = f"{done.app}/{done.stage}", done.changes
     number = len(changes) if changes is not None else 0
     if done.already:
-        yield Already(f"{stage} v{done.version} did it; to do it once more, say --again")
+        yield Already(f"{stage} v{done.version} has this edit; to apply it again, add --again")
     elif changes is None:
         yield f"no row of {stage} changes: nothing was done"
     elif dry_run:
         yield Title(f"would change {plural(number, 'row')} of {stage}")
     else:
-        who = f", by {done.runner} between two batches" if done.runner else ""
+        who = f", applied by {done.runner} between two batches" if done.runner else ""
         yield Title(f"{stage} v{done.version}: changed {plural(number, 'row')}{who}")
     if changes is not None and with_values:
         yield values.changes(changes)
         if (more := number - MOST_SHOWN) > 0:
             yield f"and {more:,} more; --json gives all"
     if changes is not None and not dry_run:
-        yield "nothing was sent on for it: what reads this stage has what it was sent before"
-        yield "as it was: ", NextCommand(f"slackwater query {stage}@v{done.version - 1}")
+        yield "nothing was sent downstream: stages that read this one keep the old rows"
+        yield "previous state: ", NextCommand(f"slackwater query {stage}@v{done.version - 1}")
     kinds = changes.kinds().tolist() if changes is not None else []
     counts = {kind: kinds.count(kind) for kind in ("added", "removed", "changed")}
     data = {"version": done.version or None, "before": previous.version, "runner": done.runner or None}
@@ -318,7 +317,7 @@ def rescaled(done: Rescaled, *, dry_run: bool) -> Words:
         yield f"would rescale {change} with v{done.version}"
     else:
         yield f"rescaled {change} with v{done.version}; {plural(done.ssts, 'SST')} kept as they are"
-        yield "a runner that is on stops now; go on with them: ", NextCommand("slackwater run FILE")
+        yield "a running stage stops now; to continue: ", NextCommand("slackwater run FILE")
     return asdict(done)
 
 
@@ -329,7 +328,7 @@ def retired(done: Retired, *, dry_run: bool) -> Words:
     if done.already:
         yield Already(f"{stage} is retired since v{done.version}")
         return data
-    last = f"it last committed {instants.when(done.last_ms)}, by {done.last_by or 'nobody known'}"
+    last = f"it last committed {instants.when(done.last_ms)}, by {done.last_by or 'unknown'}"
     if dry_run:
         yield f"would retire {stage} with v{done.version}"
         yield f"{last}; a runner that has it would stop"
@@ -340,9 +339,13 @@ def retired(done: Retired, *, dry_run: bool) -> Words:
     if done.snapshots:
         yield f"snapshots under way do not wait for it {'then' if dry_run else 'any more'}: {', '.join(done.snapshots)}"
     for sender, versions in done.unread.items():
-        yield f"it has not read {plural(versions, 'version')} of {sender}, which gc keeps no longer for it"
+        yield f"it has not read {plural(versions, 'version')} of {sender}, which gc no longer keeps for it"
     if not dry_run:
-        yield "see its last state: ", NextCommand(f"slackwater query {stage}"), "; a program that has it brings it back"
+        yield (
+            "see its last state: ",
+            NextCommand(f"slackwater query {stage}"),
+            "; a program that declares it brings it back",
+        )
     return data
 
 
@@ -362,14 +365,14 @@ def removed(done: Removed, called: str, groups: Sequence[str], *, topics: bool, 
         if names and topics:
             yield f"{verb} from Kafka its {kind} {names}"
         elif names:
-            yield f"left in Kafka are its {kind} {names}: --topics removes them"
+            yield f"kept in Kafka: its {kind} {names} (--topics removes them)"
     return asdict(done) | {"groups": groups}
 
 
 _TOPICS = {
     "input": "yours",
     "channel": "between stages",
-    "sink's own topic": "a sink's, inside",
+    "sink's own topic": "a sink's, internal",
     "sink's topic": "a sink's",
 }
 
@@ -390,29 +393,28 @@ def forgot(done: Forgot, app_name: str, *, dry_run: bool) -> Words:
         yield from _matches_table(done.held)
     else:
         yield Title(f"forgot {keys} in {app_name}: {plural(done.rows, 'stored row')} and records")
-        summary = f"{size(done.read_bytes)} held one; {size(done.written_bytes)} in their place"
+        summary = f"rewrote {size(done.read_bytes)} as {size(done.written_bytes)}"
         yield f"{summary}; {plural(done.deleted, 'object')} deleted"
         yield from _gone_table(done.gone)
         for app, stage, version in done.versions:
             where = f"{called(app)}/{stage} v{version}"
-            yield f"{where} says so; all versions before it read as if the key had never been there"
+            yield f"{where} records it; earlier versions read as if the keys had never existed"
     if clones := done.apps[1:]:
-        yield f"its clones, too: {', '.join(clones)}"
+        yield f"also in its clones: {', '.join(clones)}"
     for app, name in done.snapshots:
         yield f"snapshot {called(app)}@{name} was edited"
     for stray in done.unnamed:
-        yield f"{stray.object} holds one, and is named by nothing: gc takes it, unless a batch under way names it"
+        yield f"{stray.object} holds a key and is unreferenced: gc deletes it, unless the current batch refers to it"
     yield from _unread(done.unread)
     yield from _unproved(done.unproved)
     if done.others:
         yield Remark(
-            f"other tables: {', '.join(done.others)}. What they have of the same person goes by their keys: --key "
-            f"TABLE=KEY for each"
+            f"other tables: {', '.join(done.others)}. To forget the same person there, add their keys: --key TABLE=KEY"
         )
     yield ""
     yield from _out_of_reach(done.out_of_reach)
     if not dry_run:
-        yield "look: ", NextCommand(f"slackwater verify {app_name} --forgotten --key TABLE=KEY")
+        yield "to verify: ", NextCommand(f"slackwater verify {app_name} --forgotten --key TABLE=KEY")
     return asdict(done)
 
 
@@ -430,23 +432,25 @@ def _search_blocks(findings: Looked, app_name: str) -> Iterator[Block]:
         yield from _matches_table(findings.held)
         yield from _unread([match for match in findings.held if match.what == UNREAD])
         if any(match.what != UNREAD for match in findings.held):
-            yield "take them out: ", NextCommand(f"slackwater forget {app_name} --key TABLE=KEY")
+            yield "to delete them: ", NextCommand(f"slackwater forget {app_name} --key TABLE=KEY")
     elif findings.unproved:
         records = plural(sum(records_of_kind.records for records_of_kind in findings.unproved), "record")
-        yield Title(f"not proved: nothing of {where} was found to hold any of {keys}, and {records} cannot be told")
+        yield Title(
+            f"not proved: no object of {where} was found to hold any of {keys}, but {records} could not be checked"
+        )
     else:
-        yield Title(f"nothing of {where} holds any of {keys}")
+        yield Title(f"no object of {where} holds any of {keys}")
     yield from _unproved(findings.unproved)
     if findings.elsewhere:
         objects = plural(len(findings.elsewhere), "object")
-        yield f"a key is a value of other fields, as of somebody else's rows, in {objects}:"
+        yield f"other fields, perhaps of other people's rows, have a key as their value in {objects}:"
         yield from _matches_table(findings.elsewhere)
     how = (
         "all of them decoded in full"
         if findings.deep
-        else "by keys, and by the fields of records that lead to them; --deep decodes all of it"
+        else "by key, and by record fields that lead to a key; --deep decodes every object"
     )
-    yield f"looked into {plural(findings.objects, 'object')}, {how}"
+    yield f"searched {plural(findings.objects, 'object')}, {how}"
     yield ""
     yield from _out_of_reach(findings.out_of_reach)
 
@@ -454,8 +458,9 @@ def _search_blocks(findings: Looked, app_name: str) -> Iterator[Block]:
 @result
 def given_up(app: str, note: Forgetting) -> Words:
     """Yield the blocks of an abandoned forget."""
-    yield f"gave up what {note.by} began {instants.when(note.time_ms)}: keys of {app} may be left in some objects"
-    yield "whoever has the keys forgets them anew: ", NextCommand("slackwater forget")
+    began = f"{note.by} began {instants.when(note.time_ms)}"
+    yield f"abandoned the forget that {began}: objects of {app} may still hold keys"
+    yield "with the keys, forget them again: ", NextCommand("slackwater forget")
     return {"app": app, "by": note.by, "time_ms": note.time_ms}
 
 
@@ -471,8 +476,8 @@ def _unread(unread: Sequence[Held]) -> Iterator[Block]:
     for held in unread:
         count = plural(sum(held.fields.values()), "record")
         yield (
-            f"{held.object} has {count} of a key that no stage has read yet ({', '.join(held.fields)}): they bring it "
-            "back; forget it again when they are read"
+            f"{held.object} has {count} of a key that no stage has read yet ({', '.join(held.fields)}), which bring it "
+            "back: forget it again once they are read"
         )
 
 
@@ -505,21 +510,21 @@ def _out_of_reach(remaining: Sequence[OutOfReach]) -> Iterator[Block]:
     topics = [copy for copy in remaining if copy.what in _TOPICS]
     if topics:
         rows = ((copy.name, _TOPICS[copy.what], _record_lifetime(copy)) for copy in topics)
-        yield TableBlock.of(("not in reach: topic", "", "a record passes"), rows)
+        yield TableBlock.of(("out of reach: topic", "", "records expire"), rows)
     if any(copy.what == "input" for copy in topics):
-        yield "what stands in topics of yours comes again with whatever reads the past from there, such as a rewind"
+        yield "records in your own topics come back when they are read again, for example after a rewind"
     if deep := [copy.name for copy in remaining if copy.what == "deep clone"]:
-        yield f"deep clones have it for themselves, forget it there, too: {', '.join(deep)}"
+        yield f"deep clones have their own copies; run forget there as well: {', '.join(deep)}"
     not_topics = [copy.name for copy in remaining if copy.what not in _TOPICS and copy.what != "deep clone"]
-    yield f"nor are: {'; '.join(not_topics)}"
+    yield f"also out of reach: {'; '.join(not_topics)}"
 
 
 def _record_lifetime(topic: OutOfReach) -> str:
     if topic.retention_ms is None:
-        return "when the topic says (retention.ms): nobody could be asked"
+        return "by the topic's retention.ms (Kafka could not be asked)"
     if topic.retention_ms >= 0:
-        return f"{duration(topic.retention_ms)} after it was written, with its segment"
-    return "when it is published" if topic.what == "sink's own topic" else "never: delete it in Kafka"
+        return f"{duration(topic.retention_ms)} after they were written, with their segment"
+    return "when they are published" if topic.what == "sink's own topic" else "never: delete them in Kafka"
 
 
 _OF_TOKEN = ("name", "apps", "tables", "verbs", "per_s", "until_ms", "created_ms", "by", "message")
@@ -534,10 +539,10 @@ def token_added(token: Token, sent: str, *, dry_run: bool) -> Words:
         return fields(token, *_OF_TOKEN, token="")
     yield Title(f"token {token.name}: {rights}")
     if sent:
-        yield "it is shown here once, and kept nowhere:"
+        yield "shown only once; the store keeps its hash:"
         yield Name(sent)
     else:
-        yield f"for whoever comes with a certificate of the common name {token.name}"
+        yield f"for client certificates with the common name {token.name}"
     return fields(token, *_OF_TOKEN, token=sent)
 
 
@@ -564,5 +569,5 @@ def tokens(token_list: Sequence[Token]) -> Result:
 @operation
 def token_removed(token: Token, *, dry_run: bool) -> Words:
     """Yield the blocks of a token's removal."""
-    yield f"{'would remove' if dry_run else 'removed'} token {token.name}; it ends within 5 s"
+    yield f"{'would remove' if dry_run else 'removed'} token {token.name}; it stops working within 5 s"
     return fields(token, "name")

@@ -38,9 +38,9 @@ def migrated(done: Migrated, file: str, *, dry_run: bool) -> Words:
 def _migrated(done: Migrated, file: str, dry_run: bool) -> Iterator[Block]:
     app = done.plan.app
     if done.finished:
-        yield f"finished migration {done.finished}, which had been left half done"
+        yield f"finished the interrupted migration {done.finished}"
     if not done.plan.changes:
-        yield f"{app} is as {file} declares it: nothing to migrate"
+        yield f"{app} matches {file}: nothing to migrate"
         return
     for change in done.plan.changes:
         version = done.versions.get(change.stage)
@@ -50,10 +50,10 @@ def _migrated(done: Migrated, file: str, dry_run: bool) -> Iterator[Block]:
         return
     snapshot = f"{app}@{done.snapshot}"
     yield f"migration {done.number} of {app} is done: {plural(len(done.versions), 'commit')}, no data rewritten"
-    yield f"before it: {snapshot}"
+    yield f"previous state: {snapshot}"
     yield "run it: ", NextCommand(f"slackwater run {file} --app {app}")
     clone = NextCommand(f"slackwater clone {snapshot} {app}-before")
-    yield "back to before, beside it: ", clone, f", and run the old program with --app {app}-before"
+    yield "to run the old program beside it: ", clone, f", then run it with --app {app}-before"
 
 
 @operation
@@ -65,13 +65,13 @@ def initialised(done: Initialised, program: str, *, dry_run: bool) -> Words:
         yield Already(f"{where} v{done.version} has these {contents}")
     else:
         yield f"{f'would begin {where}' if dry_run else f'{where} begins'} with v{done.version}: {contents}"
-    yield f"it reads on from {formats.offsets(done.offsets.items())}"
+    yield f"it continues at {formats.offsets(done.offsets.items())}"
     if done.others:
         starts = formats.offsets(done.starts.items())
         begins = f"at {starts}" if starts else "where the program says"
         yield f"{', '.join(done.others)} {'begins' if len(done.others) == 1 else 'begin'} without rows, {begins}"
     if not dry_run:
-        yield "the first run goes on from here: ", NextCommand(f"slackwater run {program} --app {done.app}")
+        yield "to run it: ", NextCommand(f"slackwater run {program} --app {done.app}")
     return asdict(done)
 
 
@@ -116,7 +116,7 @@ def _replayed(comparison: Comparison, bundle: Path | None, test: Path | None) ->
         sent, replayed = channel.committed.rows, channel.replayed.num_rows
         different = None if sent is None else channel.missing.num_rows + channel.added.num_rows
         table_rows.append((channel.name, "rows sent", None if sent is None else sent.num_rows, replayed, different))
-    yield Title(f"{comparison.ref} gives {'what' if comparison.same else 'something else than'} was committed")
+    yield Title(f"the replay of {comparison.ref} {'equals' if comparison.same else 'differs from'} the commit")
     yield TableBlock.of(("it read", ">records"), comparison.read)
     yield ""
     yield TableBlock.of(("it wrote", "", ">committed", ">replayed", ">different"), table_rows)
@@ -126,13 +126,13 @@ def _replayed(comparison: Comparison, bundle: Path | None, test: Path | None) ->
         yield from _more(len(comparison.different), "key")
     if comparison.hidden:
         yield ""
-        verb = "internal columns, or a row that only one of both wrote again as it was"
-        yield f"{plural(comparison.hidden, 'key')} differ in what is not shown: {verb}"
+        unshown = "internal columns, or an unchanged row that only one of both wrote"
+        yield f"{plural(comparison.hidden, 'key')} differ only in {unshown}"
     for channel in comparison.channels:
         if channel.committed.rows is None:
             yield ""
-            yield f"what was sent on {channel.name} is not compared: {channel.committed.unknown}"
-        for rows, verb in ((channel.missing, "were sent then, and are not now"), (channel.added, "were not sent then")):
+            yield f"rows sent on {channel.name} are not compared: {channel.committed.unknown}"
+        for rows, verb in ((channel.missing, "only the commit sent"), (channel.added, "only the replay sent")):
             if rows.num_rows:
                 yield ""
                 yield f"rows of {channel.name} that {verb}:"
@@ -140,10 +140,10 @@ def _replayed(comparison: Comparison, bundle: Path | None, test: Path | None) ->
                 yield from _more(rows.num_rows, "row")
     if bundle is not None:
         yield ""
-        yield f"{bundle} has it all ({formats.size(bundle.stat().st_size)}); to replay it anywhere:"
+        yield f"wrote {bundle} ({formats.size(bundle.stat().st_size)}); to replay it anywhere:"
         yield f"  slackwater replay {bundle}"
     if test is not None:
-        yield f"{test} expects what was committed: put right in it what should have been"
+        yield f"{test} expects the committed rows: correct in it what should differ"
 
 
 def _more(count: int, noun: str) -> Iterator[Block]:
@@ -153,35 +153,35 @@ def _more(count: int, noun: str) -> Iterator[Block]:
 
 _REASONS: Mapping[Reason, tuple[str, str]] = {
     "random": (
-        "chance",
-        "it differs though nothing was another: a random number, an id, what a module remembers between calls, or a "
-        "clock that cannot be stopped",
+        "randomness",
+        "it differs although nothing else changed: a random number, an id, state that a module keeps between calls, or "
+        "a clock that cannot be stopped",
     ),
     "process": (
         "the Python process",
         "it differs only when its Python functions run in another process: a process id, an object's id() or address, "
-        "what a module remembers between calls; make each row of its record alone",
+        "state that a module keeps between calls; compute each row from its record alone",
     ),
     "clock": ("the clock", "it differs only when it runs at another time: take times from the records"),
     "order": (
         "the order of records",
-        "it differs only where they come in another order: order them by a column of theirs, such as order_by= or by=, "
-        "in which no two of a key are equal",
+        "it differs only when records come in another order: order them (order_by= or by=) by a column of the records "
+        "in which no two records of a key are equal",
     ),
     "batches": (
-        "where batches end",
-        "it differs only where the same records come in more batches: what it makes of a record must not depend on "
-        "those beside it, but on what is stored",
+        "batch boundaries",
+        "it differs only when the same records come in more batches: the result for a record must depend on the "
+        "stored state, not on other records of its batch",
     ),
     "partitions": (
         "partitions",
-        "it differs only where the same records are in other partitions: what it makes of a key must not depend on "
-        "other keys beside it",
+        "it differs only when the same records are in other partitions: the result for a key must not depend on "
+        "other keys of its partition",
     ),
     "outside": (
         "something that has changed since",
-        "run again it gives the same each time, but not what was committed: a file, a table, a setting or a clock that "
-        "it reads when it begins, or another program ran",
+        "each replay gives the same result, but not the committed one: it reads a file, a table, a setting or a clock "
+        "at its start, or another program ran",
     ),
 }
 """Title and explanation of each cause of nondeterminism."""
@@ -240,12 +240,12 @@ def _checked(
     stages = {version.stage: [other for other in ran if other.stage == version.stage] for version in ran}
     different = dict.fromkeys(dependence.stage for dependence in dependences)
     if not ran:
-        yield Title(f"nothing of {app} could be run again, so nobody knows whether {file} is a function of its input")
+        yield Title(f"no version of {app} could be replayed, so it is unknown whether {file} is deterministic")
     elif not dependences:
-        shown = f"as far as seen in {plural(len(ran), 'version')} of {plural(len(stages), 'stage')}"
-        yield Title(f"{file} is a function of its input, {shown}")
+        shown = f"as far as {plural(len(ran), 'version')} of {plural(len(stages), 'stage')} show"
+        yield Title(f"{file} is deterministic, {shown}")
     else:
-        yield Title(f"{file} is no function of its input: {', '.join(different)}")
+        yield Title(f"{file} is nondeterministic: {', '.join(different)}")
     if ran:
         rows = (
             (
@@ -263,7 +263,7 @@ def _checked(
         )
         yield TableBlock.of(("stage", "versions", ">records", "depends on"), rows)
         ways = ", ".join(dict.fromkeys(title for version in ran for title in version.runs))
-        yield f"run as they were, and compared with: {ways}"
+        yield f"replayed as they were, and compared with: {ways}"
     ordered = sorted(
         dependences,
         key=lambda dependence: (list(different).index(dependence.stage), list(_REASONS).index(dependence.reason)),
@@ -308,7 +308,7 @@ def _passed_over(passed: Iterable[PassedOver]) -> Iterator[Block]:
         by_reason.setdefault(version.why, []).append(version.ref)
     for why, refs in by_reason.items():
         yield ""
-        yield f"passed over: {', '.join(refs)}: {why}"
+        yield f"skipped: {', '.join(refs)}: {why}"
 
 
 def commit_line(commit: BatchReport) -> str:
@@ -348,12 +348,12 @@ def _types(columns: Iterable[Column]) -> dict[str, str]:
 
 
 def _plan(plan: ToAttach, where: str, query: str) -> Iterator[Block]:
-    yield f"{where}, the query {query}, as {plan.app}/{plan.stage}; nothing was changed"
+    yield f"would attach the query {query} of {where} as {plan.app}/{plan.stage}; nothing was changed"
     yield ""
     rows = (
         (name, plan.rows_of[name], _columns(table.key), _columns(table.values)) for name, table in plan.tables.items()
     )
-    yield TableBlock.of(("table", "of", "key", "columns"), rows)
+    yield TableBlock.of(("table", "operator", "key", "columns"), rows)
     yield ""
     if not plan.available:
         yield "the query has not committed a batch yet"
@@ -363,11 +363,11 @@ def _plan(plan: ToAttach, where: str, query: str) -> Iterator[Block]:
     if not plan.next_batch:
         yield f"{range_text}: history begins {instants.iso(plan.first_ms)}, with all rows at the end of batch {first}"
     elif plan.next_batch > last:
-        yield f"{range_text}, and versions have them all"
+        yield f"{range_text}; all of them have versions"
     elif plan.next_batch >= first:
-        yield f"{range_text}; it goes on with batch {plan.next_batch}"
+        yield f"{range_text}; the next is batch {plan.next_batch}"
     else:
-        yield f"{range_text}; batches {plan.next_batch} to {first} become one version, as those before {first} are gone"
+        yield f"{range_text}; batches {plan.next_batch} to {first} become one version: earlier ones are gone"
 
 
 def _columns(columns: Iterable[Column]) -> str:
@@ -421,7 +421,7 @@ def _adoption(plan: AdoptionPlan, columns: dict[str, str]) -> Iterator[Block]:
     first, last = plan.batches[0], plan.batches[-1]
     count = formats.plural(len(plan.batches), "version")
     yield f"batches {first} to {last} would become {count}; the first has all rows at the end of batch {first}"
-    yield f"it would read on from {formats.offsets(plan.offsets.items())}"
+    yield f"it would continue at {formats.offsets(plan.offsets.items())}"
 
 
 def adopted_batch(step: AdoptedBatch, batches: range) -> str:
@@ -437,13 +437,13 @@ def adopted(done: Adopted, program: str) -> Words:
     """Yield the blocks of an adoption."""
     where = f"{done.app}/{done.stage}"
     if done.already:
-        yield Already(f"{where} is the query up to its batch {done.last_batch}, which is v{done.version}")
+        yield Already(f"{where} has the query up to batch {done.last_batch}, which is v{done.version}")
     else:
-        yield f"{where} is the query: v1 to v{done.version}, up to its batch {done.last_batch}"
+        yield f"{where} has the query: v1 to v{done.version}, up to batch {done.last_batch}"
     if done.checksum is not None:
         yield f"equal to what Spark reads at that batch: {done.checksum}"
-    yield f"it reads on from {formats.offsets(done.offsets.items())}"
-    yield "the first run goes on from there: ", NextCommand(f"slackwater run {program} --app {done.app}")
+    yield f"it continues at {formats.offsets(done.offsets.items())}"
+    yield "to run it: ", NextCommand(f"slackwater run {program} --app {done.app}")
     checksum = asdict(done.checksum) if done.checksum is not None else None
     return asdict(done) | {"already": done.already, "checksum": checksum}
 
@@ -452,7 +452,7 @@ def emitted(path: str, stage: str, checkpoint: str) -> Result:
     """Return the result of `adopt --emit-program`."""
     return Result(
         {"program": path, "stage": stage},
-        f"wrote {path}, which declares the stage {stage}; its function is still to be written",
+        f"wrote {path}, which declares the stage {stage}; its function is left for you to write",
         ("then: ", NextCommand(f"slackwater adopt {checkpoint} {path} --stage {stage} --dry-run")),
     )
 

@@ -145,10 +145,10 @@ def document(case: Case, mask: Mask) -> Page:
         "The cause": _cause(case, mask),
         "The record": _record(case, mask),
         "What the commit read": read(verdict.lineage),
-        "What it reached further on": _reached(case, mask),
+        "Downstream effects": _reached(case, mask),
         "Snapshots": _snapshots(case),
-        "The ledger of the bad moment": _ledger(case.evidence),
-        "To go on": _commands(case, mask),
+        "Verification of the bad moment": _ledger(case.evidence),
+        "Next steps": _commands(case, mask),
     }
     return Page(
         title=f"The first bad commit of {verdict.app}",
@@ -197,10 +197,10 @@ def _facts(case: Case, mask: Mask) -> Facts:
     return Facts(
         (
             # A shell command may contain values anywhere.
-            ("wrong is", Name(mask.sql(predicate)) if verdict.where else mask.value(predicate)),
+            ("bad if", Name(mask.sql(predicate)) if verdict.where else mask.value(predicate)),
             ("last good", good if verdict.good_ref else "before the first commit"),
             ("bad at the latest" if verdict.candidates else "first bad", bad),
-            ("the whole app then", Name(verdict.bad.ref)),
+            ("moment (all stages)", Name(verdict.bad.ref)),
             ("found with", effort),
         )
     )
@@ -226,10 +226,10 @@ def _search(case: Case, mask: Mask) -> Iterator[Block]:
     verdict, evidence = case.verdict, case.evidence
     picture = timeline(verdict, evidence)
     yield picture
-    caption = "Commits of the app's line, by how many lie between them and the turn; far away they stand closer."
+    caption = "Commits of the app by their distance from the turn, on a logarithmic scale."
     if picture.wrong:
         counted = plural(len(picture.wrong), "moment")
-        caption += f" Wrong rows are known of {counted}, between which the curve only leads."
+        caption += f" Wrong rows were counted at {counted}; the curve connects these."
     yield Remark(caption)
 
     def moment(step: Evaluation, beginning: str = "the beginning") -> Span:
@@ -245,7 +245,7 @@ def _search(case: Case, mask: Mask) -> Iterator[Block]:
     for step in sorted(verdict.steps, key=lambda step: distance(verdict, step.cut.versions)):
         where, asked_as = moment(step, "before the first commit"), str(step.number or "")
         rows.append((where, Answered(step.answer), wrong(step), Time(step.cut.time_ms), asked_as))
-    yield TableBlock.of(("moment", "was", ">wrong rows", "committed", ">asked as no."), rows)
+    yield TableBlock.of(("moment", "answer", ">wrong rows", "committed", ">evaluation"), rows)
     for step in verdict.steps:
         if step.answer == "skip":
             # An error of the database or a program may quote values anywhere.
@@ -280,8 +280,8 @@ def _cause(case: Case, mask: Mask) -> Iterator[Block]:
 def _record(case: Case, mask: Mask) -> Iterator[Block]:
     guilty = case.guilty
     if guilty is None:
-        uncertain = "As the commit is not certain, nothing was replayed."
-        another = "No record is named, as the cause is another one."
+        uncertain = "The commit is not certain, so nothing was replayed."
+        another = "No record is named, because the cause is not a record."
         named = another if case.behind.cause.kind != "unknown" else _NOT_REPLAYED
         yield uncertain if case.verdict.candidates else named
         return
@@ -299,14 +299,14 @@ def _record(case: Case, mask: Mask) -> Iterator[Block]:
             yield Facts((*facts, ("value", f"{plural(len(message.value), 'byte')}:")))
             yield Listing(value.text)
     if guilty.reason and message is None:
-        yield ("The record cannot be told: ", mask.reason(guilty.reason))
+        yield ("The record is unknown: ", mask.reason(guilty.reason))
         yield windows("it is in", ">offsets", guilty.windows) if guilty.windows else "It read no record."
     if guilty.hops:
         if not guilty.hops[0].alone:
-            yield "By itself it is not wrong: it is with records before it."
+            yield "It is wrong only together with records before it."
         if guilty.others:
             yield f"{plural(guilty.others, 'more record')} would be wrong by itself."
-        yield Remark("The way to it, from the commit upwards:")
+        yield Remark("The path to it, from the commit upstream:")
         hops = ((hop, Name(str(hop.record)), plural(hop.records, "record")) for hop in guilty.hops)
         rows = ((Name(h.stage), f"v{h.version}", name, of, h.candidates, h.replays) for h, name, of in hops)
         yield TableBlock.of(("stage", "version", "turned bad with", ">of", ">candidates", ">replays"), rows)
@@ -338,8 +338,8 @@ def _reached(case: Case, mask: Mask) -> Iterator[Block]:
     headings = ("stage", "consumed it first", "committed", ">rows it read", ">keys it changed", "such as")
     yield TableBlock.of(headings, rows)
     yield Remark(
-        "Which of these keys are wrong because of it is not known: a version also reads what others sent. Later "
-        "versions of each stage build on these, and so do later ones of the bad stage."
+        "It is unknown which of these keys are wrong because of it: a version also reads rows of other senders. Later "
+        "versions of each stage build on these rows, and so do later versions of the bad stage."
     )
 
 
@@ -365,7 +365,7 @@ def _ledger(evidence: Evidence) -> Iterator[Block]:
     """Yield the verification of the bad moment."""
     audit = evidence.audit
     checks = ", ".join(plural(entry.checked, CHECKS[entry.check][0]) for entry in audit.checks)
-    outcome = "all is as it must be" if audit.consistent else plural(len(audit.differences), "difference")
+    outcome = "no difference" if audit.consistent else plural(len(audit.differences), "difference")
     yield ("What ", Name(f"verify {audit.ref}"), f" finds: {outcome} ({checks}).")
     yield from (difference.message for difference in audit.differences)
     if audit.ledger:
@@ -394,4 +394,4 @@ def _commands(case: Case, mask: Mask) -> Iterator[Block]:
         lines.append(f"slackwater clone {good} {case.clone}{flags}")
     yield Listing("\n".join(lines))
     if sql != query:
-        yield Remark("The literals of the query are hidden: whoever searched has them.")
+        yield Remark("Literals of the query are hidden here: take them from the original search.")

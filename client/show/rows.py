@@ -86,7 +86,7 @@ def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
     """Yield the blocks of an export to a DuckDB file."""
     from ...snapshot.query.export import ABOUT
 
-    yield Title(f"{ref} in {file}, {formats.size(written.bytes)}; {ABOUT} says what it is")
+    yield Title(f"{ref} in {file}, {formats.size(written.bytes)}; table {ABOUT} describes it")
     lines = ((name, f"v{written.versions[name]}", number) for name, number in written.rows.items())
     yield TableBlock.of(("table", ">version", ">rows"), lines)
     about = {"file": file, "bytes": written.bytes, "tables": written.rows, "thinned_out": cut.thinned}
@@ -105,7 +105,7 @@ def exported_folder(written: FolderWritten, cut: Cut) -> Words:
     from ...operations.exchange.document import DOCUMENT
 
     export, folder = written.export, written.path
-    yield Title(f"{export.ref} in {folder}, {formats.size(written.bytes)}; {DOCUMENT} says what it is")
+    yield Title(f"{export.ref} in {folder}, {formats.size(written.bytes)}; {DOCUMENT} describes the files")
     versions = {name: f"v{export.stages[table.stage].version}" for name, table in export.tables.items()}
     lines = (
         (name, versions[name], table.rows, formats.size(table.bytes), f"{folder}/tables/{name}")
@@ -116,7 +116,7 @@ def exported_folder(written: FolderWritten, cut: Cut) -> Words:
     for channel_part in export.in_flight:
         in_flight[channel_part.channel] += sum(channel_part.counts)
     if rows := sum(in_flight.values()):
-        yield f"{formats.plural(rows, 'row')} on the way between stages in {folder}/in-flight"
+        yield f"{formats.plural(rows, 'in-flight row')} in {folder}/in-flight"
     about = {"tables": {name: table.rows for name, table in export.tables.items()}, "in_flight": in_flight}
     return fields(cut, "app", "versions", folder=folder, bytes=written.bytes, thinned_out=cut.thinned) | about
 
@@ -141,7 +141,7 @@ def iceberg_tables(done: Sequence[WrittenTable], cut: Cut, ref: str, root: str) 
     )
     yield TableBlock.of(("table", ">version", ">rows", ">files", ">bytes", ">hidden", ""), lines)
     if copied := sum(table.copied for table in done):
-        yield f"{formats.plural(copied, 'file')} from before a migration had to be written anew"
+        yield f"{formats.plural(copied, 'file')} from before a migration had to be rewritten"
     if not done:
         yield f"{cut.ref} has no table: none of its stages keeps state"
     return fields(cut, "app", "versions", root=root, thinned_out=cut.thinned, tables=[asdict(table) for table in done])
@@ -176,7 +176,7 @@ def rejected(listing: RejectedRecords, limit: int) -> Result:
     records = values.stream(map(asdict, listing.records))
     data = {"app": listing.app, "total": dict(listing.total), "waiting": dict(listing.waiting), "records": records}
     if not listing.records:
-        none = f"no rejected record of {listing.app} waits"
+        none = f"no rejected record of {listing.app} waits for a retry"
         return Result(data, none if listing.total else f"no stage of {listing.app} rejected a record")
     rows: list[tuple[Cell, ...]] = []
     for record in listing.records:
@@ -198,9 +198,9 @@ def rejected(listing: RejectedRecords, limit: int) -> Result:
 def retries(app_name: str, waiting: Mapping[str, int], running: set[str], *, dry_run: bool) -> Words:
     """Yield the blocks of a retry of rejected records, by stage."""
     if not waiting:
-        yield f"no rejected record of {app_name} waits to be retried"
+        yield f"no rejected record of {app_name} waits for a retry"
     for name, count in waiting.items():
-        who = "the runner puts them through within seconds" if name in running else "the next `slackwater run` does it"
-        action = "would be put through again" if dry_run else "asked for"
+        who = "the runner does it within seconds" if name in running else "the next `slackwater run` does it"
+        action = "would be retried" if dry_run else "will be retried"
         yield f"{app_name}/{name}: {formats.plural(count, 'rejected record')} {action}; {who}"
     return {"app": app_name, "waiting": waiting, "running": sorted(running & waiting.keys())}

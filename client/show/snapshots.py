@@ -32,7 +32,7 @@ def taken(snapshot: Snapshot, *, already: bool) -> Words:
         done = f"is the one that you took {instants.age(snapshot.completed_ms)}"
     yield f"{'done already: ' if already else ''}snapshot {name} {done}: {versions(snapshot)}"
     if rows := sum(channel.rows for channel in snapshot.channels):
-        yield f"{plural(rows, 'record')} on the way between stages kept with it"
+        yield f"{plural(rows, 'in-flight record')} kept with it"
     yield "query it: ", NextCommand(f'slackwater query {name} "SELECT …"')
     return snapshot
 
@@ -40,7 +40,7 @@ def taken(snapshot: Snapshot, *, already: bool) -> Words:
 def requested(app_name: str, request: Request, *, already: bool) -> Result:
     """Return the result of a snapshot request, made now or by an earlier call."""
     name, when = request.name, f" already, {instants.age(request.created_ms)}" if already else ""
-    return Result(request, f"asked for {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it")
+    return Result(request, f"requested {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it")
 
 
 def snapshots(
@@ -51,7 +51,7 @@ def snapshots(
         (s.name, instants.when(s.completed_ms), f"{s.kind}, edited" if s.edited_ms else s.kind, versions(s), s.by)
         for s in complete
     ]
-    rows += [(r.name, instants.when(r.created_ms), "asked for", "…", r.by) for r in requests]
+    rows += [(r.name, instants.when(r.created_ms), "requested", "…", r.by) for r in requests]
     none = f"{app_name} has no snapshot; `slackwater snapshot take {app_name} NAME` takes one"
     table = TableBlock.of(("name", "taken", "kind", "versions", "by"), rows)
     return Result({"snapshots": complete, "requests": requests}, table if rows else none, notes=waiting)
@@ -66,7 +66,7 @@ def snapshot(stored: Snapshot, cut: Cut, flights: Sequence[InFlight]) -> Words:
         yield f"kept for the clone {stored.clone}"
     if stored.edited_ms:
         gone = sum(sum(channel.forgotten) for channel in stored.channels)
-        records = f", {plural(gone, 'record')} on the way with them" if gone else ""
+        records = f", {plural(gone, 'in-flight record')} with them" if gone else ""
         yield f"edited {instants.when(stored.edited_ms)}: keys were forgotten (slackwater forget){records}"
     rows: list[tuple[Cell, ...]] = []
     for stage, version in cut.versions.items():
@@ -78,9 +78,9 @@ def snapshot(stored: Snapshot, cut: Cut, flights: Sequence[InFlight]) -> Words:
         yield ""
         windows = ((f, formats.between(f.topic, f.starts, f.ends)) for f in flights)
         lines = ((f.channel, f.sender, f.receiver or "-", f.rows, between) for f, between in windows)
-        yield TableBlock.of(("on the way", "from", "to", ">rows", "offsets"), lines)
+        yield TableBlock.of(("in flight", "from", "to", ">rows", "offsets"), lines)
     else:
-        yield "nothing was on the way between stages"
+        yield "no records were in flight between stages"
     inputs = {stage: manifest.inputs for stage, manifest in cut.stages.items()}
     return {"snapshot": stored, "inputs": inputs, "in_flight": flights}
 
@@ -113,7 +113,7 @@ def cloned(plan: ClonePlan, source: str, store: str | None, *, runs: bool, dry_r
         when = f"the moment of {instants.when(plan.source.time_ms)}, begun {instants.age(plan.info.created_ms)}"
         yield Already(f"{plan.info.name} in {plan.target_root} is a clone of {since}, {when}")
         if runs:
-            yield "it has run on since; another clone of that moment needs another name"
+            yield "it has run since then; for another clone of that moment, choose another name"
     else:
         done = "would clone" if dry_run else "finished cloning" if plan.resumed else "cloned"
         yield Title(f"{done} {source} as {plan.info.name} in {plan.target_root}")
@@ -124,10 +124,10 @@ def cloned(plan: ClonePlan, source: str, store: str | None, *, runs: bool, dry_r
 @operation
 def refreshed(plan: ClonePlan, called: str, *, dry_run: bool) -> Words:
     """Yield the blocks of a clone's refresh from its source, which is named `called`."""
-    done, source = "would make" if dry_run else "made", formats.in_folder(called, plan.source.app)
-    yield Title(f"{done} {plan.info.name} anew from {source}, {instants.when(plan.source.time_ms)}")
+    done, source = "would recreate" if dry_run else "recreated", formats.in_folder(called, plan.source.app)
+    yield Title(f"{done} {plan.info.name} from {source}, {instants.when(plan.source.time_ms)}")
     if dry_run:
-        yield "what it has done since it was cloned would be gone"
+        yield "its changes since it was cloned would be lost"
     yield from _contents(plan, "", dry_run)
     return _data(plan)
 
@@ -152,33 +152,33 @@ def _contents(plan: ClonePlan, flags: str, dry_run: bool) -> Iterator[Block]:
     if origin and origin.empty:
         yield f"it begins without state, and reads {', '.join(sorted(set(plan.topics.values())))} from the beginning"
     else:
-        yield TableBlock.of(("stage", ">version", "committed", ">state shared", "goes on at"), rows)
+        yield TableBlock.of(("stage", ">version", "committed", ">state shared", "continues at"), rows)
     masks = origin.masks if origin else {}
     for table, num_bytes in plan.copies.items():
         hidden = [f"{place.removeprefix(f'{table}.')} ({how})" for place, how in masks.items() if _is_of(place, table)]
         written = f"{size(num_bytes)} to write" if dry_run else f"{size(num_bytes)} written"
-        yield f"{table} has SSTs of its own: {written}{', without ' + ', '.join(hidden) if hidden else ''}"
+        yield f"{table} has its own SSTs: {written}{', without ' + ', '.join(hidden) if hidden else ''}"
     yield from (f"note: {warning}" for warning in plan.still_shown)
     if on_the_way := sum(flight.rows for flight in plan.in_flight):
-        yield f"{plural(on_the_way, 'row')} on the way between stages {'to copy' if dry_run else 'copied'}"
+        yield f"{plural(on_the_way, 'in-flight row')} {'to copy' if dry_run else 'copied'}"
     publishes = origin.sinks if origin else {}
     silent = sorted({name for at in plan.source.stages.values() for name in at.sinks} - publishes.keys())
     if publishes:
         yield f"it publishes {', '.join(f'{name} to {topic}' for name, topic in publishes.items())}"
     if silent:
-        yield f"it does not publish {', '.join(silent)}: --sink {silent[0]}=TOPIC would"
+        yield f"it does not publish {', '.join(silent)}; to publish: --sink {silent[0]}=TOPIC"
     if plan.info.ttl_ms:
-        yield f"{_lease(plan.info)}; `slackwater clone rm --expired` removes it after that"
+        yield f"{_lease(plan.info)}; then `slackwater clone rm --expired` removes it"
     if dry_run:
         return
     if origin and origin.snapshot:
         yield f"{plan.source.app}@{origin.snapshot} keeps the state that the clone shares"
     elif origin and origin.deep:
-        yield f"nothing of it is in {plan.source.app}, which may go"
+        yield f"independent copy: {plan.source.app} can be deleted"
     queries = {stage: at.attached for stage, at in plan.source.stages.items() if at.attached is not None}
     for stage, query in queries.items():
         follow = f"slackwater attach {query.checkpoint} --app {plan.info.name} --stage {stage}{flags}"
-        yield "to have it follow the query, too: ", NextCommand(follow)
+        yield "to have it follow the query as well: ", NextCommand(follow)
     if not queries:
         yield "run it: ", NextCommand(f"slackwater run FILE --app {plan.info.name}{flags}")
 
@@ -188,7 +188,7 @@ def _is_of(place: str, table: str) -> bool:
 
 
 def _lease(info: AppInfo) -> str:
-    return f"wanted for {format_ms(info.ttl_ms)}, until {instants.iso(info.expires_ms)}"
+    return f"expires after {format_ms(info.ttl_ms)}, at {instants.iso(info.expires_ms)}"
 
 
 def listed(clones: Sequence[KnownClone], source: str, now_ms: int, root: str) -> Result:
@@ -209,11 +209,13 @@ def listed(clones: Sequence[KnownClone], source: str, now_ms: int, root: str) ->
     data = [asdict(clone) | {"expired": clone.is_expired(now_ms)} for clone in clones]
     notes = []
     if any(clone.is_expired(now_ms) for clone in clones):
-        notes.append("the time of some is over: slackwater clone rm --expired")
+        notes.append("some clones have expired; to remove them: slackwater clone rm --expired")
     for clone in clones:
         if clone.state == "gone":
             command = f"slackwater snapshot rm {clone.source_called or clone.source} {clone.snapshot}"
-            notes.append(f"{clone.source} keeps a snapshot for {clone.name}, which is gone: {command}")
+            notes.append(
+                f"{clone.source} keeps a snapshot for {clone.name}, which no longer exists; to remove it: {command}"
+            )
     return Result({"clones": data}, TableBlock.of(headings, rows) if rows else none, notes=notes)
 
 
@@ -245,7 +247,7 @@ def expired(
         "promoted": promoted,
         "dry_run": dry_run,
     }
-    return Result(data, *(lines or ["no clone's time is over"]), failed=bool(errors))
+    return Result(data, *(lines or ["no clone has expired"]), failed=bool(errors))
 
 
 @operation
@@ -257,12 +259,12 @@ def promoted(done: Promoted, *, with_values: bool, dry_run: bool) -> Words:
     else:
         yield Title(f"{'would promote' if dry_run else 'promoted'} {plan.staging} over {plan.name}")
         if dry_run:
-            lag = f"is {plural(done.behind, 'offset')} behind it" if done.behind else "has read as much"
-            yield f"{plan.name} stands at {formats.offsets(done.at.items())}; {plan.staging} {lag}"
+            lag = f"is {plural(done.behind, 'offset')} behind it" if done.behind else "has caught up"
+            yield f"{plan.name} is at {formats.offsets(done.at.items())}; {plan.staging} {lag}"
         else:
-            yield f"both stood at {formats.offsets(done.at.items())}; {plan.name} was held for {done.held_s:.1f} s"
+            yield f"both were at {formats.offsets(done.at.items())}; {plan.name} was paused for {done.held_s:.1f} s"
         rows = (
-            (sink.stage, sink.sink, sink.topic or "a function", "begins" if sink.new else "goes over")
+            (sink.stage, sink.sink, sink.topic or "a function", "new" if sink.new else "taken over")
             for sink in plan.sinks
         )
         if plan.sinks:
@@ -275,9 +277,13 @@ def promoted(done: Promoted, *, with_values: bool, dry_run: bool) -> Words:
         yield ""
         if not dry_run:
             old = f"{plan.name}~1 the one in folder {plan.over}, whose runner stops"
-            yield f"{plan.name} is the app in folder {plan.to} from here on, and {old}"
-            yield "start it from now on as: ", NextCommand(f"slackwater run FILE --app {plan.name}")
-            yield "back: ", NextCommand(taken_back(plan.name, plan.over)), f", once {plan.name}~1 runs again, silent"
+            yield f"{plan.name} is now the app in folder {plan.to}, and {old}"
+            yield "from now on, run it as: ", NextCommand(f"slackwater run FILE --app {plan.name}")
+            yield (
+                "to undo: ",
+                NextCommand(taken_back(plan.name, plan.over)),
+                f", while {plan.name}~1 runs, without publishing",
+            )
     names = ("table", "added", "removed", "changed")
     changes = [
         fields(table_changes, *names, rows=values.changed_rows(table_changes.changes) if with_values else None)

@@ -39,11 +39,11 @@ def _overview(app: AppOverview) -> Iterator[Block]:
     called = min(app.names, key=lambda name: "~" in name, default=app.app)
     title = [f"{formats.in_folder(called, app.app)}  created {instants.when(app.created_ms)}"]
     if app.origin:
-        without = ", begun without state" if app.origin.empty else ", with everything of its own"
+        without = ", begun without state" if app.origin.empty else ", a full copy"
         moment = f"@{app.origin.snapshot}" if app.origin.snapshot else without
         title.append(f"clone of {app.origin.app}{moment}")
     if app.requested:
-        title.append(f"snapshot asked for: {', '.join(app.requested)}")
+        title.append(f"snapshot requested: {', '.join(app.requested)}")
     yield "; ".join(title)
     yield from _replica(app)
     about = ("stage", "runs", ">version", ">epoch", "committed", ">rows in last batch")
@@ -59,10 +59,10 @@ def _overview(app: AppOverview) -> Iterator[Block]:
             rows.append((stage, sink.name, "-" if sink.place is None else f"v{sink.place}", lag))
         yield TableBlock.of(("stage", "publishes", ">up to", "lag"), rows)
     for replica in app.replicas:
-        backlog = f"{plural(replica.versions, 'version')} to go" if replica.versions else "all there"
+        backlog = f"{plural(replica.versions, 'version')} behind" if replica.versions else "up to date"
         yield f"replica in {replica.root}: {backlog}, seen {instants.age(replica.seen_ms)}"
         if replica.lacks:
-            yield f"  it lacks something: {replica.lacks}"
+            yield f"  incomplete: {replica.lacks}"
     if app.archives:
         yield ""
         yield archives(app.archives)
@@ -78,10 +78,10 @@ def _replica(app: AppOverview) -> Iterator[Block]:
     if link is None:
         return
     if link.state == "copy":
-        seen = f"it lacked nothing {instants.age(app.complete_ms)}" if app.complete_ms else "not whole yet"
+        seen = f"complete as of {instants.age(app.complete_ms)}" if app.complete_ms else "not complete yet"
         yield f"replica of {link.root}; {seen}"
     elif link.state == "left":
-        yield f"left behind: recovered {instants.when(link.time_ms)} by {link.by}, and runs in {link.root} since"
+        yield f"replaced: recovered {instants.when(link.time_ms)} by {link.by}, and runs in {link.root} since then"
     else:
         yield f"recovered {instants.when(link.time_ms)} by {link.by} from the replica of {link.root}"
 
@@ -93,7 +93,7 @@ def archives(statuses: Sequence[ArchiveStatus]) -> TableBlock:
         headings,
         (
             (
-                archive.topic if archive.life == 1 else f"{archive.topic}, made anew ({archive.life})",
+                archive.topic if archive.life == 1 else f"{archive.topic}, recreated ({archive.life})",
                 archive.records,
                 archive.objects,
                 size(archive.bytes),
@@ -110,7 +110,7 @@ def _stage(stage: StageOverview) -> tuple[Cell, ...]:
     table: tuple[Cell, ...] = ("-", "-", "-")
     if stage.keys is not None:
         table = (f"{'' if stage.keys_exact else '≤'}{stage.keys:,}", str(stage.ssts), size(stage.bytes))
-    lag = f"called {stage.called} since" if stage.called else "; ".join(map(_lag, stage.inputs))
+    lag = f"now called {stage.called}" if stage.called else "; ".join(map(_lag, stage.inputs))
     if stage.attached is not None:
         batches_behind, at = stage.batches_behind, stage.attached.next_batch - 1
         lag = (
@@ -208,9 +208,11 @@ def cost(costs: Sequence[AppCost], since: str, empty: str) -> Words:
         yield TableBlock.of(("stage", *rates, ">stored", f">{money}/month"), lines)
         traffic = f", {total.traffic_cost:,.2f} for traffic" if app_cost.prices.read_per_gb else ""
         parts = f"{total.requests_cost:,.2f} {money} for requests, {total.storage_cost:,.2f} for storage{traffic}"
-        yield f"a month: {parts}"
+        yield f"per month: {parts}"
         yield ""
-    explanation = f"by the versions of the last {since}, for an hour in which the runner is on; -: none was committed"
+    explanation = (
+        f"measured over the versions of the last {since}, per hour of a running app; -: no commit in that time"
+    )
     yield explanation if costs else empty
     return costs
 
@@ -240,11 +242,11 @@ def verified(report: "Report") -> Iterator[Block]:
     yield TableBlock.of(("", ">checked", "", ">differences"), rows)
     yield ""
     yield from report.not_reread
-    yield from (f"not looked at: {skipped}" for skipped in report.not_looked_at)
+    yield from (f"not checked: {skipped}" for skipped in report.not_looked_at)
     for archive in report.archives:
         yield f"the input archive of {archive.topic} has {plural(archive.records, 'record')}, {size(archive.bytes)}"
         for gap in archive.gaps:
-            yield f"it has a gap, {archive.topic}{gap}: what is read there, such as a replay, ends with an error"
+            yield f"it has a gap, {archive.topic}{gap}: reading it, for example in a replay, fails"
     if report.consistent:
         yield f"consistent ({plural(report.requests, 'request')}, {size(report.bytes_read)} read)"
         return

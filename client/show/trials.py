@@ -49,7 +49,7 @@ def page(outcome: Trial, code: str, mask: Mask) -> Page:
         ("from", (Name(outcome.start.ref), ", committed ", Time(outcome.start.time_ms))),
         ("to", (Name(outcome.end.ref), ", committed ", Time(outcome.end.time_ms))),
         ("read", f"{plural(outcome.records, 'record')} in {duration(round(outcome.seconds * 1_000))}"),
-        ("compared with", "the program of before, over the same input" if outcome.beside else "the app itself"),
+        ("compared with", "the old program, over the same input" if outcome.beside else "the app itself"),
     )
     sections = [
         Section(_heading(item), tuple(_differing(item, mask, with_values=True)))
@@ -59,15 +59,13 @@ def page(outcome: Trial, code: str, mask: Mask) -> Page:
     if outcome.migrated:
         sections.insert(0, Section("What the migration changes", outcome.migrated))
     if outcome.not_allowed:
-        sections.append(
-            Section("Queries for differences that are meant that could not be carried out", outcome.not_allowed)
-        )
+        sections.append(Section("Queries of --allow that failed", outcome.not_allowed))
     equal = [_name(item) for item in _compared(outcome) if not _has_differences(item)]
     if equal or outcome.unknown or outcome.new_tables:
         lines = [f"The same: {', '.join(equal)}."] if equal else []
         not_compared = (*_new_table_lines(outcome), *outcome.unknown)
         lines += [f"Not compared: {', '.join(not_compared)}."] if not_compared else []
-        sections.append(Section("The others", tuple(lines)))
+        sections.append(Section("Other tables and sinks", tuple(lines)))
     return Page(
         title=f"A trial of {outcome.app}",
         sentence=(sentence(outcome), "."),
@@ -90,16 +88,16 @@ def _has_differences(item: TableDiff | SinkDiff) -> bool:
 
 
 def _heading(item: TableDiff | SinkDiff) -> str:
-    return f"The table {item.table}" if isinstance(item, TableDiff) else f"What the sink {item.sink} is given"
+    return f"The table {item.table}" if isinstance(item, TableDiff) else f"The sink {item.sink}"
 
 
 def _about(outcome: Trial) -> Iterator[str]:
-    baseline = "the program of before, over the same input" if outcome.beside else f"{outcome.app} itself"
+    baseline = "the old program, over the same input" if outcome.beside else f"{outcome.app} itself"
     yield f"compared with {baseline}, from {outcome.start.ref} to {outcome.end.ref}"
     yield from (f"migrated: {line}" for line in outcome.migrated)
     yield from (f"{line}: not compared" for line in _new_table_lines(outcome))
     if outcome.kept:
-        yield f"the clone stays: {outcome.kept}"
+        yield f"clone kept: {outcome.kept}"
 
 
 def _new_table_lines(outcome: Trial) -> list[str]:
@@ -108,11 +106,11 @@ def _new_table_lines(outcome: Trial) -> list[str]:
 
 def _notes(outcome: Trial) -> Iterator[str]:
     yield from (
-        f"note: --allow could not be carried out, so it leaves nothing out: {error}" for error in outcome.not_allowed
+        f"note: a query of --allow failed, so it excludes no difference: {error}" for error in outcome.not_allowed
     )
     if outcome.unknown:
         sinks = ", ".join(outcome.unknown)
-        yield f"note: what sinks are given is not compared ({sinks}): --before FILE, the program that ran, does"
+        yield f"note: sinks are not compared ({sinks}); to compare them, add --before FILE, the program that ran"
 
 
 def _differing(item: TableDiff | SinkDiff, mask: Mask, *, with_values: bool) -> Iterator[Block]:

@@ -180,7 +180,7 @@ def check_ending(path: Path) -> None:
     if path.suffix.lower() not in ENDINGS:
         *other_endings, last = ENDINGS
         expected = f"expected a name that ends with {', '.join(other_endings)} or {last}"
-        raise Usage(f"--out {path} does not say its format: {expected}")
+        raise Usage(f"--out {path} has no supported format: {expected}")
 
 
 def write(table: pa.Table, path: Path) -> None:

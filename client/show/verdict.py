@@ -29,7 +29,7 @@ from .values import changes, for_json, grid, readable, stream, word
 _STATES: dict[State, tuple[str, str]] = {
     "holds": ("holds", "hold"),
     "fails": ("fails", "fail"),
-    "unknown": ("cannot be asked", "cannot be asked"),
+    "unknown": ("cannot be evaluated", "cannot be evaluated"),
 }
 """Verb for the state of one invariant, and of several."""
 _MAX_TEXT = 2_000
@@ -119,20 +119,20 @@ def blocks(
     keys_file = None if every else out
     yield Title(sentence(outcome))
     if outcome.candidates:
-        skipped = "there are only moments left that cannot be judged; `slackwater bisect explain` says why"
-        yield "the versions in between were thinned out by gc" if outcome.thinned else skipped
+        skipped = "only skipped moments are left; `slackwater bisect explain` shows why they were skipped"
+        yield "gc has removed the versions in between" if outcome.thinned else skipped
     good = ("-", "before the first commit", "")
     if outcome.good_ref:
         good = (outcome.good_ref, instants.when(outcome.good_time_ms), outcome.good.ref)
     first_bad = ("first bad", outcome.bad_ref, instants.when(outcome.bad_time_ms), outcome.bad.ref)
-    yield TableBlock.of(("", "", "committed", "the whole app"), (("last good", *good), first_bad))
+    yield TableBlock.of(("", "", "committed", "moment (all stages)"), (("last good", *good), first_bad))
     yield ""
     if explanation is None or explanation.cause.kind != "operation":
         yield from read(outcome.lineage)
     if keys := outcome.keys:
         yield ""
         if not keys.named:
-            yield "the query names no key of this table; keys that this commit changed:"
+            yield "the query returns no key of this table; keys that this commit changed:"
         # The query may return keys that turned bad through another row of a join: --json and --out have those.
         shown = keys.changed() or keys
         yield changes(shown)
@@ -149,9 +149,11 @@ def blocks(
     num_evaluated = sum(not step.given for step in outcome.steps)
     effort = plural(outcome.evaluations, "evaluation") if num_evaluated else plural(len(outcome.steps), "answer")
     extra = (
-        f", {num_evaluated:,} with those that looked for other changes" if num_evaluated > outcome.evaluations else ""
+        f", plus {num_evaluated - outcome.evaluations:,} to check for other changes"
+        if num_evaluated > outcome.evaluations
+        else ""
     )
-    yield f"found with {effort}{extra}; to go on:"
+    yield f"{effort}{extra}. Next steps:"
     query = shlex.quote(outcome.where or f"FROM {outcome.stage}")
     for ref in filter(None, (outcome.good_ref, outcome.bad_ref)):
         yield "  ", NextCommand(f"slackwater query {ref} {query}")
@@ -168,7 +170,7 @@ def notes(outcome: Verdict, edge: str = "") -> Iterator[str]:
         turns = [f"{flip.ref} {'bad' if flip.bad else 'good'}" for flip in outcome.flips.flips[:MOST_SHOWN]]
         more = f", and {plural(len(outcome.flips.flips) - MOST_SHOWN, 'more change')}"
         turns += [more] * (len(outcome.flips.flips) > MOST_SHOWN)
-        yield f"it turned more than once: {', '.join(turns)}; --first or --last says which change is meant"
+        yield f"it turned more than once: {', '.join(turns)}; --first or --last says which change to find"
     elif outcome.non_monotone:
         against = ", ".join(f"{step.ref or 'its beginning'} is {step.answer}" for step in outcome.non_monotone)
         which_one = f"the {edge} that was met" if edge else "one of the changes"
@@ -184,10 +186,10 @@ def read(lineage: Lineage) -> Iterator[Block]:
     """Yield the offsets that a commit read, their source offsets on users' topics, and offsets that it skipped."""
     reads_sources = lineage.direct == lineage.sources
     if lineage.direct:
-        counted = "" if lineage.records is None else f" {plural(lineage.records, 'record')}, at"
-        yield windows(f"it read{counted}", ">offsets", lineage.direct)
+        counted = "" if lineage.records is None else f", {plural(lineage.records, 'record')}"
+        yield windows(f"input of this commit{counted}", ">offsets", lineage.direct)
     else:
-        yield "it read no record"
+        yield "it read no records"
     if not reads_sources:
         yield ""
         if lineage.sources:
@@ -235,17 +237,17 @@ def _record(guilty: Guilty) -> Iterator[Block]:
         yield TableBlock.of(("stage", "version", "turned bad with", ">of", ">replays"), way)
         if not hops[0].alone:
             more = plural(hops[0].needs, "record") if hops[0].needs else "records"
-            yield f"by itself it does not make it bad: it does so with {more} before it"
+            yield f"it turns the state bad only together with {more} before it"
     if guilty.tied:
         tied_records = ", ".join(map(str, guilty.tied[:MOST_SHOWN]))
-        yield f"of the same time, in other partitions, and as likely the first: {tied_records}"
+        yield f"equally likely to be the first, with the same time in other partitions: {tied_records}"
     if guilty.keys:
         yield ""
-        yield "what it did:"
+        yield "its effect:"
         yield changes(guilty.keys)
     if guilty.reason:
         yield ""
-        yield guilty.reason if message is not None else f"the record behind it cannot be told: {guilty.reason}"
+        yield guilty.reason if message is not None else f"the record is unknown: {guilty.reason}"
 
 
 def cause_data(cause: Cause) -> dict[str, Any]:
@@ -336,7 +338,7 @@ def records_table(explanation: Behind) -> pa.Table | None:
 def for_file(verdict: Verdict, explanation: Behind, *, every: bool) -> tuple[pa.Table | None, str]:
     """Return the rows for `--out`: keys that turned bad, or with `every` the bad records; else None and the reason."""
     if every:
-        return records_table(explanation), "which records are bad is not known"
+        return records_table(explanation), "the bad records are not known"
     if verdict.keys is not None:
         return verdict.keys.flat(), ""
     return None, "no key is certain" if verdict.candidates else f"{verdict.stage} keeps no table, so no key turned bad"
@@ -387,10 +389,10 @@ def explained(search: KeptSearch) -> Result:
     """Return the result of `bisect explain`: each evaluated moment and its answer."""
     rows = []
     for number, answer in enumerate(search.marks, 1):
-        how = ("-", "said by hand") if answer.by_hand else (formats.duration(answer.took_ms), answer.why)
+        how = ("-", "by hand") if answer.by_hand else (formats.duration(answer.took_ms), answer.why)
         rows.append((str(number), answer.ref or "before the first commit", answer.answer, *how))
-    last = f"{search.wanted or 'the beginning'} is to be looked at" if search.wanted is not None else search.found
-    return Result(search, TableBlock.of((">", "moment", "was", ">took", "why"), rows), *filter(None, [last]))
+    last = f"{search.wanted or 'the beginning'} waits for an answer" if search.wanted is not None else search.found
+    return Result(search, TableBlock.of((">", "moment", "answer", ">took", "why"), rows), *filter(None, [last]))
 
 
 def ask_for_answer(search: KeptSearch, cut: Cut, num_left: int) -> Result:
@@ -402,7 +404,7 @@ def ask_for_answer(search: KeptSearch, cut: Cut, num_left: int) -> Result:
         {"app": app, "wanted": ref, "cut": cut.versions, "left": num_left},
         f"look at {ref or 'the beginning'}, {instants.when(cut.time_ms)}; about {num_left} more after it:",
         *([("  ", NextCommand(f"slackwater query {ref} 'FROM {table}'"))] if ref and table else []),
-        ("and say what it is: ", NextCommand(f"slackwater bisect good {app}"), " (or bad, or skip)"),
+        ("then answer: ", NextCommand(f"slackwater bisect good {app}"), " (or bad, or skip)"),
     )
 
 
@@ -439,7 +441,7 @@ def broken(verdict: Verdict, cause: Cause, invariant: Invariant) -> Iterator[Blo
     good = f" --good {verdict.good_ref}" if verdict.good_ref else ""
     where = shlex.quote(invariant.where)
     search = NextCommand(f"slackwater bisect {verdict.app}{good} --bad {verdict.bad_ref} --where {where}")
-    yield search, " tells more"
+    yield "for details: ", search
 
 
 def invariants_data(

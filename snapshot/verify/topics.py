@@ -12,7 +12,7 @@ from ..cut.graph import Cut
 from ..cut.kafka_topics import Topics
 from .report import Verified
 
-TOPICS_SAY = "which say whether topics were recreated"
+TOPICS_SAY = "to check that topics were not recreated"
 """Reason for connecting to Kafka, for messages."""
 _Place = tuple[str, str]
 """Verb ("read" or "wrote") and topic."""

@@ -45,7 +45,7 @@ def test_a_whole_snapshot_is_shown_with_its_books_and_what_was_checked() -> None
     assert lines[3] == ["by-right", "right@v5", "join@v3", "all", "10", "5", "5", "0", "snapshot"]
     checked = {line[0]: line[1] for line in lines[6 : lines.index([], 6)]}
     assert checked == {"versions": "3", "channels": "2", "kept": "1", "markers": "4", "history": "3", "objects": "1"}
-    left_out = [line for line in result.stdout.splitlines() if line.startswith("not looked at: ")]
+    left_out = [line for line in result.stdout.splitlines() if line.startswith("not checked: ")]
     assert ["(--deep)" in line for line in left_out] == [True, False]
     assert lines[-1][0] == "consistent"
     assert result.stderr == ""

@@ -35,7 +35,7 @@ def test_what_was_made_says_how_it_goes_on() -> None:
     assert "equal to what Spark reads at that batch: 1,234 rows, checksum 00000000000000ff" in said
     assert "slackwater run shop.py --app shop" in said
     again = shown.adopted(Adopted("shop", "totals", 101, 117, None, {}), "shop.py")
-    assert str(again).startswith("done already: shop/totals is the query up to its batch 117, which is v101")
+    assert str(again).startswith("done already: shop/totals has the query up to batch 117, which is v101")
     assert again.data["already"]  # type: ignore[index]
 
 

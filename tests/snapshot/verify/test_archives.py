@@ -43,7 +43,7 @@ def test_an_archive_is_counted_and_its_gaps_are_named(app: FlightsApp, deep: boo
     assert (found.topic, found.records, found.objects, found.gaps) == ("orders", 22, 2, ("[0]@10..20",))
     assert [each.checked for each in report.checks if each.check == "archives"] == [2]
     shown = [str(line) for line in verified(report)]
-    assert "it has a gap, orders[0]@10..20: what is read there, such as a replay, ends with an error" in shown
+    assert "it has a gap, orders[0]@10..20: reading it, for example in a replay, fails" in shown
 
 
 def test_an_object_that_is_missing_or_cut_short_is_found_by_its_size(app: FlightsApp) -> None:
