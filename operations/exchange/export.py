@@ -72,7 +72,7 @@ def export_folder(
         raise Refused(f"{ref} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
     check_new(path, "folder")
     if path.absolute().is_relative_to(store.url):
-        raise Refused(f"{path} lies inside the store root {store.url}", hint="choose a folder beside it")
+        raise Refused(f"{path} lies inside the store root {store.url}", hint="choose a folder outside the store")
     info = apps.find_app(store, cut.app)
     with whole_folder(path, "folder") as folder, telling_if_collected(store, cut):
         tables = cut.tables
@@ -143,7 +143,7 @@ def _channels(store: ObjectStore, cut: Cut, folder: Path, reader: Callable[[], T
             if state.counts and not counts_before_forget and tuple(counts) != state.counts:
                 raise Corruption(
                     f"channel {channel.name!r} holds {counts} records in flight by partition; {channel.sender} and "
-                    f"{channel.receiver or 'its readers'} say {list(state.counts)}",
+                    f"{channel.receiver or 'its readers'} recorded {list(state.counts)}",
                     object_key=state.topic,
                 )
             if files:

@@ -108,8 +108,8 @@ def first_version(
     if declared.state is None:
         stages_with_state = ", ".join(other.name for other in program.stages.values() if other.state)
         raise Refused(
-            f"stage {program.name}/{stage} keeps no table, so there is nothing to begin with",
-            hint=f"those with state: {stages_with_state or 'none'}",
+            f"stage {program.name}/{stage} keeps no table, so it cannot begin with rows",
+            hint=f"stages with state: {stages_with_state or 'none'}",
         )
     wait_for(kafka, _PATIENCE_S)
     info = apps.find_app(store, program.name)
@@ -175,6 +175,6 @@ def check_takes_rows(stage: str, kind: Kind) -> None:
     """Check that a table may begin with rows from elsewhere. Raises `Refused` if its kind has waiting rows."""
     if kind.waiting:
         raise Refused(
-            f"the table of stage {stage} has {kind.waiting}, which the stage makes of the records that it reads",
-            hint="have it read those that may still wait: starting_timestamp=... of its topic(...), and no init",
+            f"cannot load rows into {stage}: its table holds {kind.waiting}, which only the stage can compute",
+            hint="instead of init, read recent input again: starting_timestamp=... of its topic(...)",
         )

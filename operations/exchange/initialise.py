@@ -78,7 +78,7 @@ def by_hash(
             if failure is not None:
                 raise failure from None
             sentence, _, more = str(error).strip().partition("\n")
-            hint = "it sorts on disk, in the folder that TMPDIR names: let it name one with room"
+            hint = "rows are sorted on disk, in TMPDIR: set it to a folder with more free space"
             raise SlackwaterError(f"the rows cannot be sorted: {sentence}", quoted=more.strip(), hint=hint) from error
 
 
@@ -198,9 +198,9 @@ class Loading:
             self._count(written)
         if self.num_repeats:
             raise Refused(
-                f"{self.num_repeats:,} rows of {source} have the key of another row: expected one row of each key; "
-                f"there are more of {'; '.join(self.repeated)}",
-                hint="nothing was written; --sql says which to take: SELECT DISTINCT ON (…) … ORDER BY …",
+                f"{self.num_repeats:,} rows of {source} repeat the key of another row: expected one row for each key; "
+                f"repeated keys: {'; '.join(self.repeated)}",
+                hint="nothing was written; choose a row for each key with --sql: SELECT DISTINCT ON (…) … ORDER BY …",
             )
 
     def _on_read(self, num_rows: int, num_bytes: int) -> None:
@@ -293,8 +293,8 @@ def initialise(
     table = first.table
     if table is None:
         raise Refused(
-            f"stage {first.app}/{first.stage} keeps no table, so there is nothing to begin with",
-            hint="name a stage with state=",
+            f"stage {first.app}/{first.stage} keeps no table, so it cannot begin with rows",
+            hint="choose a stage that declares state=",
         )
     check_free(store, first.app, first.stage)
     if (head := history.head(store, first.app, first.stage)) is not None:
@@ -304,7 +304,10 @@ def initialise(
     names = first.app, first.stage
     loaded = Loading(None if dry_run else store, names, table, clock_ms, on_progress).load(source)
     if not loaded.rows:
-        raise Refused(f"{source} has no rows: {first.app}/{first.stage} begins empty without init, too")
+        raise Refused(
+            f"{source} has no rows to load into {first.app}/{first.stage}",
+            hint="start the app without init: a new stage begins empty",
+        )
     latest_ms = clock_ms if loaded.latest_ms is None else max(clock_ms, loaded.latest_ms)
     first = replace(first, ssts=tuple(loaded.ssts), clock_ms=latest_ms)
 
@@ -345,13 +348,13 @@ def _existing_init(
     """Return the result of an earlier init with the same rows. Costs as much as loading them, without the puts."""
     earlier = f"v1 by `slackwater init` of {instants.iso(head.time_ms)}, by {head.by}"
     if head.table != first.table or first.table is None:
-        raise _has_versions(head.app, head.stage, f"{earlier}, with another table than the program declares")
+        raise _has_versions(head.app, head.stage, f"{earlier}, whose table is not the one that the program declares")
     loaded = Loading(None, (head.app, head.stage), first.table, head.clock_ms, on_progress).load(source)
     if [(sst.checksum, sst.rows) for sst in loaded.ssts] != [(sst.checksum, sst.rows) for sst in head.ssts]:
         raise _has_versions(head.app, head.stage, f"{earlier}, with other rows")
     if (actual := _offsets(head)) != (expected := _offsets(first)):
         raise _has_versions(
-            head.app, head.stage, f"{earlier}, with these rows; it begins at {actual}, and not at {expected}"
+            head.app, head.stage, f"{earlier}, with the same rows but at offsets {actual} instead of {expected}"
         )
     return _done(store, head, already=True, dry_run=dry_run)
 
@@ -373,13 +376,13 @@ def begun_elsewhere(info: AppInfo) -> Refused:
     """Return the error for offsets that differ from those in the app's identity, which is written once."""
     starts = ", ".join(f"{topic} {at}" for topic, at in sorted(info.starts.items())) or "where the program says"
     return Refused(
-        f"app {info.name!r} exists already, and begins at other offsets: {starts}",
-        hint="leave the offsets out, which takes these; or load the rows under another app name",
+        f"app {info.name!r} already exists, with other start offsets: {starts}",
+        hint="omit the offsets to use these, or load the rows under another app name",
     )
 
 
 def _has_versions(app: str, stage: str, existing: str) -> Refused:
     return Refused(
-        f"stage {app}/{stage} has versions already: {existing}; rows from elsewhere can only be its first",
+        f"cannot load rows into {app}/{stage}: it already has versions, {existing}",
         hint="load them under another app name, or remove the app: slackwater app rm " + app,
     )

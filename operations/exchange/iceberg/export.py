@@ -141,9 +141,7 @@ class IcebergExport:
         table = self._tables.setdefault(name, IcebergTable(self.target, name))
         head, schema = table.head(), iceberg_schema(name, declared)
         if head is None and apps.find_app(self.target, name) is not None:
-            raise Refused(
-                f"{table.location} is the folder of app {name!r}", hint="choose another folder for the tables"
-            )
+            raise Refused(f"{table.location} is the folder of app {name!r}", hint="export to another folder")
         _check_own(table, head, self._properties(cut.app, name))
         live = table.live(head.snapshot if head is not None else None)
         data: dict[str, DataFile] = {}
@@ -187,7 +185,8 @@ class IcebergExport:
             plan = self._plan(cut, table.name)
         else:
             raise Refused(
-                f"{table.location} was changed by others {_TRIES} times meanwhile", hint="let one export at a time run"
+                f"cannot commit to {table.location}: other writers committed first, {_TRIES} times",
+                hint="run one export at a time",
             )
         table.tell(head)
         table.sweep(head)
@@ -305,10 +304,8 @@ def _check_own(table: IcebergTable, head: Head | None, expected: Mapping[str, st
     actual = head.metadata.properties if head is not None else expected
     if any(actual.get(name) != value for name, value in expected.items() if name.startswith(OWN)):
         own = [actual.get(f"{OWN}{key}") for key in ("app", "table", "store")]
-        owner = "{}, table {}, under {}".format(*own) if all(own) else "somebody else's"
-        raise Refused(
-            f"{table.location} is another Iceberg table already: {owner}", hint="choose another folder for this app's"
-        )
+        owner = "app {}, table {}, in {}".format(*own) if all(own) else "not slackwater's"
+        raise Refused(f"{table.location} is already another Iceberg table ({owner})", hint="export to another folder")
 
 
 def _copy_name(sst: Sst, table: Table) -> str:

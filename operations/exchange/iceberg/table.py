@@ -133,15 +133,16 @@ class IcebergTable:
                 metadata = TableMetadataUtil.parse_raw(data.decode())
             except (ValidationError, ValueError) as error:
                 raise Refused(
-                    f"{self.location} is no Iceberg table that can be gone on with: {self._metadata(number)} is not "
-                    f"understood",
+                    f"cannot add to the Iceberg table {self.location}: {self._metadata(number)} cannot be parsed",
                     hint="export to another folder",
                 ) from error
             if metadata.format_version != 2:
                 actual = f"found one of format v{metadata.format_version}"
-                raise Refused(f"{self.location}: expected a table of format v2; {actual}", hint="choose another folder")
+                raise Refused(
+                    f"{self.location}: expected a table of format v2; {actual}", hint="export to another folder"
+                )
             return Head(number, metadata)
-        raise Refused(f"{self.location} changes faster than it can be read", hint="let one writer at a time work there")
+        raise Refused(f"{self.location} changes faster than it can be read", hint="run one writer at a time")
 
     def live(self, snapshot: Snapshot | None) -> TableFiles:
         """Return the files of a snapshot. One read for the manifest list, and one for each manifest."""
@@ -345,7 +346,10 @@ class IcebergTable:
     def _get(self, path: str) -> bytes:
         root = address(self._store.url, "")
         if not path.startswith(root):
-            raise Refused(f"{self.location} has {path}, which lies elsewhere", hint="export to another folder")
+            raise Refused(
+                f"the Iceberg table {self.location} names {path}, which is outside its root",
+                hint="export to another folder",
+            )
         return self._store.get(path.removeprefix(root))
 
 

@@ -175,17 +175,17 @@ def batches_of(checkpoint: ReadableCheckpoint, last: int | None) -> range:
     if available and available[-1] == last_batch:
         return available
     earlier = next((batch for batch in reversed(committed) if batch < last_batch and checkpoint.available(batch)), None)
-    suggestion = (
-        f"an earlier one that can be read is batch {earlier}" if earlier is not None else "no earlier one can be"
-    )
+    suggestion = f"the newest readable batch is {earlier}" if earlier is not None else "no earlier batch is readable"
     why = ""
     try:
         next(iter(checkpoint.rows(checkpoint.tables[0], last_batch)), None)
     except Gone as error:
         why = f" ({error.message})"
     raise Refused(
-        f"the whole state at batch {last_batch} cannot be read from {checkpoint.where}{why}; {suggestion}",
-        hint=f"--from-batch {earlier} goes on from there" if earlier is not None else "let the query run a batch",
+        f"cannot read the whole state at batch {last_batch} from {checkpoint.where}{why}; {suggestion}",
+        hint=f"adopt that batch: --from-batch {earlier}"
+        if earlier is not None
+        else "let the query run another batch, then adopt it",
     )
 
 
@@ -193,20 +193,20 @@ def offsets_of(stage: Stage, last: ReadableBatch, query: Query) -> list[str]:
     """Return the stage's first offsets as command-line options. Raises `Refused` if those of a topic are unknown."""
     if channels := [name for name, source in stage.inputs.items() if not isinstance(source, Topic)]:
         raise Refused(
-            f"stage {stage.name!r} reads {channels[0]!r} of another stage, and a query of Spark reads sources alone",
-            hint="adopt the query as a stage that reads topics",
+            f"stage {stage.name!r} reads {channels[0]!r} of another stage, but an adopted query can only read topics",
+            hint="adopt the query as a stage that reads topics only",
         )
     given_offsets = dict(option.partition("=")[::2] for option in query.offsets)
     sources = ", ".join(f"{name} {list(at)}" for name, at in last.offsets.items()) or "none whose offsets are known"
     if missing := sorted(stage.inputs.keys() - last.offsets.keys() - given_offsets.keys()):
         raise Refused(
-            f"stage {stage.name!r} reads the topic {missing[0]!r}, and the query's sources are: {sources}",
-            hint=f"""where the stage is to go on is said by --offsets '{missing[0]}={{"0":123}}'""",
+            f"stage {stage.name!r} reads the topic {missing[0]!r}, but the query's sources are: {sources}",
+            hint=f"""set the stage's first offsets: --offsets '{missing[0]}={{"0":123}}'""",
         )
     if not given_offsets and (more := sorted(last.offsets.keys() - stage.inputs.keys())):
         raise Refused(
-            f"the query reads {more[0]!r} as well, which stage {stage.name!r} does not: its sources are {sources}",
-            hint=f"have the stage read it: reads=(…, sw.topic({more[0]!r}))",
+            f"the query also reads {more[0]!r}, which stage {stage.name!r} does not; its sources are: {sources}",
+            hint=f"add it to the stage: reads=(…, sw.topic({more[0]!r}))",
         )
     offsets = {
         name: json.dumps({str(n): at for n, at in enumerate(last.offsets[name])})

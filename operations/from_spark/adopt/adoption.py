@@ -242,9 +242,9 @@ class Adoption:
         )
         if stored != from_spark:
             raise Refused(
-                f"{self.info.name}/{self.first.stage} would have {stored}, and Spark reads {from_spark} at batch "
-                f"{self.batches[-1]}: the history in {self.checkpoint.where} is not that of its last state",
-                hint="a file of the checkpoint may be damaged; --from-batch takes the state of an earlier one",
+                f"{self.info.name}/{self.first.stage} would have {stored}, but Spark reads {from_spark} at batch "
+                f"{self.batches[-1]}: the changes in {self.checkpoint.where} do not lead to its last state",
+                hint="a file of the checkpoint may be damaged; --from-batch N adopts the state of an earlier batch",
             )
         return stored
 
@@ -315,13 +315,13 @@ def adopted_before(store: ObjectStore, app: str, stage: str, query: str) -> Adop
     last = history.newest_where(find, first, newest, lambda version: version.adopted is not None)
     if last is None or last.adopted is None or last.adopted.query != query or last.table is None:
         raise Refused(
-            f"stage {app}/{stage} has versions already, up to v{newest.version}: a query can only be its first",
+            f"cannot adopt the query as {app}/{stage}: the stage already has versions, up to v{newest.version}",
             hint="adopt it under another --app, or another --stage",
         )
     if kind_of(last.table.state).elsewhere:
         raise Refused(
             f"stage {app}/{stage} is attached to this query",
-            hint="adopt it under another --app, or another --stage; what was attached stays as it is",
+            hint="adopt it under another --app, or another --stage; the attached stage does not change",
         )
     return _adopted(last, None)
 

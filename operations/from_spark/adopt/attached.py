@@ -45,13 +45,13 @@ class AttachedHistory:
         if head is None or head.attached is None or head.attached.query != self.query:
             raise Refused(
                 f"{self.app}/{self.stage} is not attached to the query {self.query} of {self.where}",
-                hint="--attached APP, or APP/STAGE, names one that is",
+                hint="name a stage that is: --attached APP, or APP/STAGE",
             )
         current = declared(self.tables, 1)
         self._names = {table.name: name for name, table in zip(current, self.tables, strict=True)}
         stored = tables_in(head)
         if any(name not in stored or stored[name].columns != table.columns for name, table in current.items()):
-            raise Refused(f"the tables of {self.app}/{self.stage} have other columns than the query has now")
+            raise Refused(f"the query's columns have changed since {self.app}/{self.stage} was attached")
         for version in history.backwards(self.store, head):
             if version.traits.reads_records and version.attached is not None:
                 self._versions[version.attached.next_batch - 1] = version

@@ -52,9 +52,9 @@ def _largest_value(name: str, types: Mapping[str, pa.DataType], fields: Sequence
     def largest(rows: pa.Table) -> Array:
         if pa.types.is_floating(rows[value].type) and (count := pc.sum(pc.is_nan(rows[value])).as_py()):
             raise Refused(
-                f"column {name!r}: the largest value of {count:,} keys is NaN in {value!r} of the state, which max "
-                "passes over here: what the largest number was, the state does not say",
-                hint="leave NaN out of the query's rows, and let it begin anew; or declare the column as update(...)",
+                f"column {name!r}: the maximum of {count:,} keys is NaN ({value!r} of the state); max of slackwater "
+                "ignores NaN, and the state does not have the largest number",
+                hint="filter NaN out and restart the query with a new checkpoint, or declare the column as update(...)",
             )
         return rows[value]
 
@@ -88,13 +88,13 @@ def _decimal_sum(name: str, _types: Mapping[str, pa.DataType], fields: Sequence[
         # Spark's sum of decimals becomes null when it overflows.
         if count := pc.sum(pc.and_not(pc.is_null(rows[total]), rows[is_empty])).as_py():
             raise Refused(
-                f"column {name!r}: the sums of {count:,} keys had no room in Spark's decimals, which made them null: "
-                "the state does not say what they were",
-                hint="let the query begin anew with fewer digits; or declare the column as update(...)",
+                f"column {name!r}: the sums of {count:,} keys overflowed Spark's decimals and became null: the state "
+                "does not have them",
+                hint="restart the query with a new checkpoint and fewer digits, or declare the column as update(...)",
             )
         return _unless(rows[is_empty], rows[total])
 
-    return [MappedColumn(name, (total, is_empty), nonempty, "null where it is empty")]
+    return [MappedColumn(name, (total, is_empty), nonempty, "null if it is empty")]
 
 
 def _mean(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
@@ -112,7 +112,7 @@ def _mean(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) ->
     return [
         MappedColumn(name, (total, number), mean, f"{total} / {number}"),
         MappedColumn(
-            f"_{name}_sum", (total, number), nonempty_total, f"{_unscaled(total, kind) or total}, null of none"
+            f"_{name}_sum", (total, number), nonempty_total, f"{_unscaled(total, kind) or total}, null without values"
         ),
         MappedColumn(f"_{name}_count", (number,), lambda rows: rows[number]),
     ]
@@ -126,13 +126,13 @@ def _by_arrival(*, first: bool) -> _Make:
         by = f"_{name}_by"
         # Every new row is later than null, and no new row is earlier than the smallest value.
         edge = _least(types[by]) if first else None
-        how = "the least there is: no row that comes is earlier" if first else "null: any row that comes is later"
+        how = "the smallest value: no later row is earlier" if first else "null: every later row replaces it"
         return [
             MappedColumn(
                 name,
                 (value, is_set),
                 lambda rows: pc.if_else(rows[is_set], rows[value], None),
-                "null where it is not set",
+                "null if it is not set",
             ),
             MappedColumn(by, (is_set,), lambda rows: pc.if_else(rows[is_set], pa.scalar(edge, types[by]), None), how),
         ]
@@ -188,8 +188,7 @@ def aggregates(
             )
             actual = f"{remaining[0].name} {remaining[0].type}{_guess(remaining[0].name)}" if remaining else "nothing"
             search.problems.append(
-                f"column {name!r} is {declared}, and the state has {actual} at place {at + 1}, where {expected} should "
-                "be"
+                f"column {name!r} is {declared}: expected {expected} at position {at + 1} of the state, found {actual}"
             )
             return
         own_fields = remaining[: len(buffer.fields)]
@@ -202,7 +201,7 @@ def aggregates(
                 if mapped.of == (source.name,) and not mapped.how and not taken(source.type, types[mapped.column])
             ]
             search.problems += [
-                f"column {mapped.column!r} is {types[mapped.column]}, and {source.name!r} of the state is {source.type}"
+                f"column {mapped.column!r} is {types[mapped.column]}, but {source.name!r} of the state is {source.type}"
                 for source in unfit
             ]
             search.columns.append(mapped)
@@ -211,7 +210,7 @@ def aggregates(
             ", …" if len(remaining) > 4 else ""
         )
         search.problems.append(
-            f"the state has {len(remaining)} fields more than the declared aggregates keep: {more}"
+            f"the state has {len(remaining)} more fields than the declared aggregates: {more}"
             f"{_guess(remaining[0].name)}"
         )
 
@@ -248,7 +247,7 @@ def _fields(fields: Sequence[pa.Field]) -> tuple[str, ...]:
 
 def _guess(name: str) -> str:
     guess = next((noun for start, noun in _UNSUPPORTED.items() if re.fullmatch(rf"{start}(_\d+)*_?", name)), "")
-    return f" (of {guess}, which no aggregate of slackwater goes on from: keep it as update(...))" if guess else ""
+    return f" (of {guess}, which no aggregate of slackwater can continue: declare it as update(...))" if guess else ""
 
 
 def _unless(mask: Array, values: Array) -> Array:

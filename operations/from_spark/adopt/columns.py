@@ -54,7 +54,7 @@ class ColumnSearch:
         if taken(source.type, kind):
             self.columns.append(MappedColumn(column, (source.name,), lambda rows: rows[source.name], how))
         else:
-            self.problems.append(f"column {column!r} is {kind}, and {source.name!r} of the state is {source.type}")
+            self.problems.append(f"column {column!r} is {kind}, but {source.name!r} of the state is {source.type}")
 
 
 def by_name_or_place(columns: Sequence[Column], state: pa.Schema, search: ColumnSearch, label: str) -> None:
@@ -72,23 +72,23 @@ def by_name_or_place(columns: Sequence[Column], state: pa.Schema, search: Column
     elif missing:
         stored = ", ".join(f"{state_field.name} {state_field.type}" for state_field in state) or "none"
         search.problems += [
-            f"{label} {declared.name!r} ({to_arrow(declared.type)}) is none of the state's, which are: {stored}"
+            f"{label} {declared.name!r} ({to_arrow(declared.type)}) is missing in the state, which has: {stored}"
             for declared in missing
         ]
         return
     else:
         search.problems += [
-            f"{label} {state_field.name!r} ({state_field.type}) of the state is none of the table's"
+            f"{label} {state_field.name!r} ({state_field.type}) of the state is missing in the table"
             for state_field in unmatched.values()
         ]
     for column in columns:
         kind, source = to_arrow(column.type), sources[column.name]
         if taken(source.type, kind):
-            how = "" if column.name.casefold() == source.name.casefold() else "by its place"
+            how = "" if column.name.casefold() == source.name.casefold() else "by position"
             search.columns.append(MappedColumn(column.name, (source.name,), partial(_cast, source.name, kind), how))
         else:
             search.problems.append(
-                f"{label} {column.name!r} is {kind}, and {source.name!r} of the state is {source.type}"
+                f"{label} {column.name!r} is {kind}, but {source.name!r} of the state is {source.type}"
             )
 
 

@@ -41,7 +41,9 @@ def sessions(
     list_fields = pa.schema([list_field for fields in lists.values() for list_field in fields])
     core, value_search = kind.state.core, ColumnSearch()
     if not isinstance(core, Aggregates) or state.kind != "session":
-        search.problems.append(f"{kind} goes on from a session window's aggregates, and the query keeps {state.kind}")
+        search.problems.append(
+            f"{kind} requires the aggregates of a session window, but the query has the operator {state.kind}"
+        )
         return None
     aggregates(core.made, pa.schema(buffer), list_fields, value_search)
     search.problems += value_search.problems
@@ -73,7 +75,9 @@ def joined(
     """Map the waiting rows of both sides of a join to lists: Spark numbers the rows of a key."""
     assert isinstance(kind, Join)  # noqa: S101  selected by its tag
     if len(states) != 2 or not isinstance(bound, BoundJoin) or {state.kind for state in states} != {"join"}:
-        search.problems.append(f"{kind} goes on from a join of two streams, and the query keeps {states[0].kind}")
+        search.problems.append(
+            f"{kind} requires a join of two streams, but the query has the operator {states[0].kind}"
+        )
         return None
     parts = [
         _side(state, side, kind, table, search) for state, side in zip(states, (bound.left, bound.right), strict=True)
@@ -90,7 +94,7 @@ def joined(
     reported = [mapped for mapped in parts[0].columns if mapped.column in {column.name for column in table.key}]
     value_names = [tuple(state.values.names) for state in states]
     reported += [
-        MappedColumn(side.name, names, lambda rows: rows, "a list of its rows that wait")
+        MappedColumn(side.name, names, lambda rows: rows, "a list of its waiting rows")
         for side, names in zip((bound.left, bound.right), value_names, strict=True)
     ]
     return Grouped((parts[0], parts[1]), table, tuple(values), tuple(reported))
@@ -108,7 +112,8 @@ def _side(state: ReadableTable, side: JoinSide, kind: Join, table: Table, search
             own.copy_column(column.name, state.values.field(column.name), column.type)
         else:
             own.problems.append(
-                f"{label} {column.name!r} ({column.type}) is none of the state's: {', '.join(state_columns)}"
+                f"{label} {column.name!r} ({column.type}) is missing in the state, which has: "
+                f"{', '.join(sorted(state_columns))}"
             )
     search.problems += own.problems
     within_ms, time = kind.within_ms, side.time

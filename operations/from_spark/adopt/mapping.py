@@ -87,7 +87,7 @@ def mapping_of(
         return combined
     if len(tables) > 1:
         names = ", ".join(f"{state_table.name or 'its own'} ({state_table.kind})" for state_table in tables)
-        raise Refused(f"the query keeps several tables, {names}, and {label} is {kind}, which is made of one")
+        raise Refused(f"the query has several tables ({names}), but {label} is {kind}, which is mapped from one")
     (state,) = tables
     if state.kind in _ONE_ROW:
         _check_one_row(state, table, search)
@@ -102,7 +102,7 @@ def mapping_of(
 
 def _refused(search: ColumnSearch, tables: Sequence[ReadableTable], label: str, kind: Kind) -> Refused:
     return Refused(
-        f"the state of the query ({tables[0].kind}) does not become that of {label}, which is {kind}: "
+        f"the state of the query ({tables[0].kind}) does not fit {label}, which is {kind}: "
         f"{'; '.join(search.problems)}",
         hint="nothing was written; --emit-program writes a declaration that fits",
     )
@@ -112,8 +112,8 @@ def _check_one_row(state: ReadableTable, table: Table, search: ColumnSearch) -> 
     """Check the stage's key for a query with a single row, whose key is constant."""
     if [column.name for column in table.key] != state.key.names:
         search.problems.append(
-            f"the query keeps one row, of all its rows ({state.kind}), and the stage's key is "
-            f"{', '.join(column.name for column in table.key)}: make it key={state.key.names[0]!r}, which is 0 in "
+            f"the query has one row for all its input ({state.kind}), but the stage's key is "
+            f"{', '.join(column.name for column in table.key)}: declare key={state.key.names[0]!r}, which is 0 in "
             "each row"
         )
 
@@ -148,8 +148,8 @@ def _seen(state: ReadableTable, table: Table, search: ColumnSearch) -> None:
             )
         else:
             search.problems.append(
-                f"column {column.name!r} is {kind}, and of a key that was seen the state has only that it was: "
-                "a boolean becomes true, a timestamp until when a duplicate is left out"
+                f"column {column.name!r} is {kind}, but the state only has that a key was seen: declare a boolean, "
+                "which becomes true, or a timestamp, until when duplicates are dropped"
             )
 
 
@@ -159,7 +159,7 @@ def _pandas(kind: Kind, state: ReadableTable, table: Table, search: ColumnSearch
     timed = kind.timeout != "NoTimeout"
     if timed and not times_out(state.values):
         kinds = ", ".join(f"{value.name} {value.type}" for value in state.values) or "no columns"
-        search.problems.append(f"the function times out, and the state has no timeout: it is {kinds}")
+        search.problems.append(f"the function has a timeout, but the state has none: it has {kinds}")
         return
     own = list(state.values)[: -2 if timed else None]
     by_name_or_place(_visible(table), pa.schema(own), search, "column")

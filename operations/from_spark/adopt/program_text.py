@@ -12,7 +12,7 @@ from ....state.kinds.due import window_of
 from ..checkpoint.protocol import ReadableTable, times_out
 from .buffers import declared_from
 
-_TODO = "# The query's own: from the source's rows to those before its stateful operator."
+_TODO = "# TODO: the query's steps between its source and its stateful operator."
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ def program_text(
     if len(tables) > 1 and first.kind not in ("join", "transform"):
         kinds = ", ".join(f"{state_table.name or first.kind} ({state_table.kind})" for state_table in tables)
         raise Refused(
-            f"the query has several stateful operators, {kinds}, and a stage has one state",
-            hint="attach it instead: its tables can be queried, and none is computed on",
+            f"the query has several stateful operators ({kinds}), but a stage has one state",
+            hint="attach the query instead, which makes its tables queryable",
         )
     declare = {
         **dict.fromkeys(("aggregate", "window", "total"), _aggregate),
@@ -66,7 +66,7 @@ def _aggregate(tables: Sequence[ReadableTable]) -> _Declared:
     declared, columns, notes = _aggregates(table.values)
     key, of_key, computed, watermark = _key(table)
     if watermark:
-        notes.append('of a query in append mode, say event_time=sw.event_time(emits="final") and writes=')
+        notes.append('if the query is in append mode, add event_time=sw.event_time(emits="final") and writes=')
     return _Declared(
         key, _call("aggregate", declared), [*of_key, *columns], watermark=watermark, computed=computed, notes=notes
     )
@@ -77,8 +77,8 @@ def _aggregates(values: pa.Schema) -> tuple[list[str], list[tuple[str, str]], li
     declarations, unknown = declared_from(values)
     if unknown:
         raise Refused(
-            f"the query keeps what no aggregate of slackwater goes on from: {'; '.join(unknown)}",
-            hint="attach it instead; or leave that out of the query, and let it run a batch anew",
+            f"the query has state that no aggregate of slackwater can continue: {'; '.join(unknown)}",
+            hint="attach the query instead, or remove those aggregates and restart it with a new checkpoint",
         )
     declared, columns = [], []
     for number, (function, field, kind) in enumerate(declarations, 1):
@@ -91,7 +91,11 @@ def _aggregates(values: pa.Schema) -> tuple[list[str], list[tuple[str, str]], li
             order = values.field(values.get_field_index(field) + 1)
             columns.append((f"{of}_order", "bigint" if pa.types.is_boolean(order.type) else _spark(order.type)))
     has_extremum = any(field.startswith("valueWith") for _, field, _ in declarations)
-    return declared, columns, ["last is of max_by; of min_by, say first: their states look alike"] * has_extremum
+    return (
+        declared,
+        columns,
+        ["last corresponds to max_by; replace it by first for min_by, whose state looks the same"] * has_extremum,
+    )
 
 
 def _source_type(function: str, kind: pa.DataType) -> pa.DataType:
@@ -112,7 +116,7 @@ def _session(tables: Sequence[ReadableTable], app: str) -> _Declared:
         [*(name for name, _ in key), window], _call("aggregate", declared), [*key, *columns, ("at", "timestamp")],
         watermark="at", computed=computed,
         more=f'writes=sw.sink("{app}-sessions"),\n    event_time=sw.event_time(emits="final"),',
-        notes=[*notes, "the query's own gap and watermark stand in the place of these"],
+        notes=[*notes, "replace the gap and the watermark by the query's own"],
     )  # fmt: skip
 
 
@@ -131,15 +135,11 @@ def _distinct(tables: Sequence[ReadableTable]) -> _Declared:
 
 
         def first_of_each(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-            """Emit a key that was not there before."""
+            """Emit each new key."""
             new = state.filter(pc.is_null(state[{name!r}]))
             return pa.table({{{name!r}: {value}}}), new.select({[name for name, _ in columns]!r})
         '''
-    notes = (
-        ['until is when a duplicate is not left out any more: set it as the query does, and due="until"']
-        if expires
-        else []
-    )
+    notes = ['until is when a key expires: set it as the query does, and add due="until"'] if expires else []
     return _Declared(key, state, columns, functions=functions, computed=computed, notes=notes)
 
 
@@ -149,12 +149,12 @@ def _join(tables: Sequence[ReadableTable], sides: Sequence[str]) -> _Declared:
     )
     times = [next((name for name, kind in side if kind == "timestamp"), "") for side in (left_columns, right_columns)]
     if not all(times):
-        raise Refused("the rows of the query's join have no timestamp, by which a join of slackwater forgets them")
+        raise Refused("the rows of the query's join have no timestamp column, which slackwater needs to expire them")
     key = [f"key_{number}" for number, _ in enumerate(tables[0].key.names[:-1])]
     computed = {name: f"F.col({column!r})" for name, (column, _) in zip(key, left_columns, strict=False)}
     notes = [
-        "within, how, the key and the watermarks are the query's to say",
-        "its state keeps the columns of each side as they are: none of them may have the name of another",
+        "set within, how, the key and the watermarks as in the query",
+        "keep the columns of each side as in the query's state; their names must be unique",
     ]
     state = f'sw.join({sides[0]!r}, {sides[1]!r}, within="1 hour")'
     return _Declared(key, state, left_columns, right=right_columns, watermark=times[0], computed=computed, notes=notes)
@@ -169,7 +169,7 @@ def _pandas(tables: Sequence[ReadableTable]) -> _Declared:
     output = ", ".join(f"{name} {kind}" for name, kind in columns)
     functions = '''
         def the_function(key, frames, state):
-            """The query's own."""
+            """TODO: the query's function."""
             raise NotImplementedError
         '''
     timeout = "ProcessingTimeTimeout" if timed else "NoTimeout"
@@ -179,8 +179,8 @@ def _pandas(tables: Sequence[ReadableTable]) -> _Declared:
 
 def _transform(tables: Sequence[ReadableTable]) -> _Declared:
     raise Refused(
-        "a class of transformWithState is its own declaration: state=sw.processor(TheClass(), output, …)",
-        hint="write the stage with the class, and adopt the query with --dry-run",
+        "a class of transformWithState needs no generated state: use state=sw.processor(TheClass(), output, …)",
+        hint="write the stage with the class, then check it with adopt --dry-run",
     )
 
 
@@ -190,7 +190,7 @@ def _update(tables: Sequence[ReadableTable]) -> _Declared:
     ddl = ", ".join(f"{value.name} {_spark(value.type)}" for value in table.values)
     functions = '''
         def go_on(rows, state):
-            """What the query's function does with the rows of each key."""
+            """TODO: the query's function of the rows of each key."""
             raise NotImplementedError
         '''
     return _Declared(key, f'sw.update(go_on, state="{ddl}")', columns, functions=functions, computed=computed)

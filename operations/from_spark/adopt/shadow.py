@@ -107,12 +107,11 @@ def shadowing(adopting: Adopting, cache: SstCache, kafka: Kafka) -> Iterator[Sha
     """Compare the batches after the last one of `adopting`. The app's store is not changed."""
     planned = adopting.adoption
     if planned is None or adopting.plan is None:
-        raise Refused("the query has become the stage: there is nothing to compare it with")
+        raise Refused("the query was already adopted as this stage: --shadow compares before that")
     if constant := sorted(planned.constant):
         raise Refused(
-            f"the query's offsets are none of the topic {constant[0]!r}: its batches cannot be read again, so the "
-            "program cannot be compared with it",
-            hint="--dry-run says what would become of the state, without --shadow",
+            f"the query has no offsets of the topic {constant[0]!r}, so its batches cannot be replayed and compared",
+            hint="use --dry-run without --shadow to see how the state would be mapped",
         )
     with tempfile.TemporaryDirectory(prefix="slackwater-shadow-", ignore_cleanup_errors=True) as folder:
         store = LocalStore(Path(folder) / "store")

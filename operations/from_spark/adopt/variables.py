@@ -28,16 +28,16 @@ def processed(
     assert isinstance(kind, Processor)  # noqa: S101  selected by its tag
     if {state.kind for state in states} != {"transform"}:
         keeps = states[0].kind
-        search.problems.append(f"{kind} goes on from a class of transformWithState, and the query keeps {keeps}")
+        search.problems.append(f"{kind} requires a class of transformWithState, but the query has the operator {keeps}")
         return None
     by_name = {state.name: state for state in states}
     missing = [name for name in kind.variables if name not in by_name]
     if len(missing) == 1 and "" in by_name:
         # The query's first table has no name.
         by_name[missing.pop()] = by_name.pop("")
-    search.problems += [f"state variable {name!r} is none of the query's" for name in missing]
+    search.problems += [f"state variable {name!r} is missing in the query" for name in missing]
     extra = by_name.keys() - kind.variables.keys() - {TIMERS}
-    search.problems += [f"state variable {name!r} of the query is none of the class's" for name in sorted(extra)]
+    search.problems += [f"state variable {name!r} of the query is missing in the class" for name in sorted(extra)]
     types = {column.name: column.type for column in arrow_schema(table.values)}
     parts = [
         _variable(name, variable, types[name], by_name[name], table, search)

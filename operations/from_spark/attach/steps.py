@@ -84,7 +84,7 @@ def next_step(
 
 def _was_rolled_back(next_batch: int, newest: int) -> Refused:
     return Refused(
-        f"versions have the query's batches up to {next_batch - 1}, and its checkpoint ends with batch {newest}: the "
-        "query was taken back, or the checkpoint is an older copy",
+        f"the app has the query's batches up to {next_batch - 1}, but its checkpoint ends with batch {newest}: the "
+        "query was rolled back, or the checkpoint is an older copy",
         hint="attach it under another --app or --stage; or rewind the app to a version of an earlier batch",
     )

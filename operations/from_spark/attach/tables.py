@@ -40,7 +40,7 @@ def declared(tables: Sequence[ReadableTable], partitions: int) -> dict[str, Tabl
             hash_keys(table.key.empty_table(), table.key.names)
             key, values = map(_columns, (table.key, table.values))
         except Usage as error:
-            raise Refused(f"{label} cannot be carried: {error.message}", hint=error.hint) from error
+            raise Refused(f"{label} cannot be stored: {error.message}", hint=error.hint) from error
         tables_by_name[name] = Table(key, values, partitions, Attached(table.kind).stored)
     return tables_by_name
 
@@ -64,14 +64,14 @@ def agreed(stored: Mapping[str, Table], current: Mapping[str, Table]) -> dict[st
         ):
             previous_columns, current_columns = (shape(arrow_schema(version.columns)) for version in (previous, table))
             raise Refused(
-                f"the query's table {name or 'of its own'} has the columns {current_columns}, and had "
-                f"{previous_columns}: its state was changed",
+                f"the columns of the query's {f'table {name}' if name else 'first table'} have changed from "
+                f"{previous_columns} to {current_columns}",
                 hint="attach it under another --app or --stage",
             )
         result[name] = previous or table
     if missing := sorted(stored.keys() - current.keys()):
         raise Refused(
-            f"the query keeps no table {missing[0]!r} any more", hint="attach it under another --app or --stage"
+            f"the query no longer has the table {missing[0]!r}", hint="attach it under another --app or --stage"
         )
     return result
 

@@ -196,9 +196,10 @@ class Tail:
             self._misses += 1
             if self._misses > _MAX_MISSES:
                 raise Refused(
-                    f"{self.checkpoint.where} cannot be read on, after {_MAX_MISSES} more attempts: {error.message}",
-                    hint="restore the file if it was lost; where the query cleans up faster than this reads, have it "
-                    "keep more batches: spark.sql.streaming.minBatchesToRetain",
+                    f"cannot continue to read {self.checkpoint.where}, after {_MAX_MISSES} more attempts: "
+                    f"{error.message}",
+                    hint="restore the file if it was lost; if the query removes files before they are read, set a "
+                    "larger spark.sql.streaming.minBatchesToRetain",
                 ) from error
             return self.round()
 
@@ -248,7 +249,10 @@ class Tail:
         def update(draft: Manifest) -> Manifest:
             attached = draft.attached or Followed(self.checkpoint.query, 0)
             if attached.next_batch != following:
-                raise Refused(f"{self.app}/{self.stage} was changed meanwhile: it stands before batch {following}")
+                raise Refused(
+                    f"{self.app}/{self.stage} was changed meanwhile: expected batch {following} next, found batch "
+                    f"{attached.next_batch}"
+                )
             sides = {
                 name: replace(side, ssts=(*side.ssts, *new.get(name, ()))) for name, side in draft.side_tables.items()
             }
@@ -298,7 +302,7 @@ class Tail:
         heads = heads_of(self._store, self.app, history.list_stages(self._store, self.app)).values()
         for head in (head for head in heads if head.attached is None and not head.retired):
             raise Refused(
-                f"app {self.app!r} is that of a program, which has the stage {head.stage!r}",
+                f"app {self.app!r} belongs to a program: its stage {head.stage!r} is not attached",
                 hint="attach the query under another --app",
             )
 
@@ -309,15 +313,15 @@ class Tail:
         where = f"{self.app}/{self.stage}"
         if head.attached is None:
             raise Refused(
-                f"{where} is a stage of a program: no query can be attached as it",
+                f"{where} is a stage of a program: a query cannot be attached to it",
                 hint="choose another --app, or another --stage",
             )
         if head.retired:
             raise Refused(f"{where} is retired", hint="choose another --stage")
         if head.attached.query != self.checkpoint.query:
             raise Refused(
-                f"{where} is the state of the query {head.attached.query}, read from {head.attached.checkpoint}; the "
-                f"one in {self.checkpoint.where} is {self.checkpoint.query}",
+                f"{where} is attached to the query {head.attached.query} in {head.attached.checkpoint}, not to "
+                f"{self.checkpoint.query} in {self.checkpoint.where}",
                 hint="choose another --app, or another --stage",
             )
         self._check_not_rolled_back(head)
@@ -336,8 +340,8 @@ class Tail:
                 for topic, current in current_inputs.items()
             ):
                 raise Refused(
-                    f"the query in {self.checkpoint.where} was set back: its batch {last} read other offsets than that "
-                    f"of {self.app}/{self.stage}@v{head.version}",
+                    f"the query in {self.checkpoint.where} was rolled back: its batch {last} has other offsets than "
+                    f"{self.app}/{self.stage}@v{head.version}",
                     hint="choose another --app, or another --stage; or rewind the app to a version before that",
                 )
 

@@ -82,4 +82,4 @@ def _schemas(data: bytes, key: str) -> tuple[list[str], list[str]]:
         version = text()
         return names(version), names(version)
     except (ValueError, KeyError, TypeError) as error:
-        raise Corruption(f"{key} of the checkpoint is not as Spark writes it: {error}", object_key=key) from error
+        raise Corruption(f"{key} of the checkpoint is malformed: {error}", object_key=key) from error

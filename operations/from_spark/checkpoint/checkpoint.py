@@ -311,7 +311,7 @@ class Checkpoint:
             raise Refused(
                 f"Spark cannot read the state {table.name or table.kind!r} {extent} in {self.files.url}",
                 quoted=root_of(error),
-                hint="does Spark's own reader (format statestore) read it? Then it is a fault of slackwater's",
+                hint="if Spark's own reader (format statestore) can read it, please report a bug in slackwater",
             ) from error
 
     @contextmanager

@@ -29,7 +29,7 @@ def check_sum(copy: Path, source: Path, key: str) -> None:
     with copy.open("rb") as file:
         checksums = [zlib.crc32(block).to_bytes(4, "big") for block in iter(lambda: file.read(block_bytes), b"")]
     if b"".join(checksums) != sums[8:]:
-        raise damaged(key, "its checksum is another")
+        raise damaged(key, "its checksum differs")
 
 
 def check_all(folder: Path, unpack: Callable[[Path, int], object]) -> None:

@@ -54,7 +54,7 @@ class CheckpointFiles:
                 "checkpoint of a Spark query",
                 self.url,
                 found="there is no file 'metadata' in it",
-                hint="give the query's checkpointLocation; one that was just started has it after some seconds",
+                hint="give the query's checkpointLocation; a new query writes the file after some seconds",
             ) from None
         newest = self.committed()[-1]
         keys = [info.key for info in store.list("state/")]
@@ -74,11 +74,11 @@ class CheckpointFiles:
             raise Refused(
                 f"the join's state in the checkpoint {self.url} has format {join_format}, which cannot be read; "
                 f"expected one of {', '.join(_JOINS)}",
-                hint=f"{_JOIN} says the format, and only a query that begins anew can take another",
+                hint=f"set {_JOIN}, and restart the query with a new checkpoint",
             )
         if not self.operators:
             raise Refused(
-                f"the checkpoint {self.url} has no state: its query keeps none, or has not run a batch",
+                f"the checkpoint {self.url} has no state: its query is stateless, or has not run a batch",
                 hint="attach to a query with a stateful operator, such as an aggregation",
             )
 
@@ -97,9 +97,9 @@ class CheckpointFiles:
         ]
         if recommitted:
             raise Refused(
-                f"the query of the checkpoint {self.url} was set back: batch {min(recommitted)} is not the one that "
-                "it was",
-                hint="what was read stays; begin anew, under another name",
+                f"the query of the checkpoint {self.url} was rolled back: batch {min(recommitted)} is gone or was "
+                "committed again",
+                hint="start again under another --app or --stage; versions that were read stay",
             )
         while first - 1 in self._commits:
             first -= 1
@@ -149,8 +149,8 @@ class CheckpointFiles:
                 same = operator.tables == tables.get(operator.id)
             if not same:
                 raise Refused(
-                    f"the query of the checkpoint {self.url} went on with other state variables ({key})",
-                    hint="begin anew: what is behind the change can be read then",
+                    f"the query of the checkpoint {self.url} has other state variables now ({key})",
+                    hint="start again: batches after the change can be read then",
                 )
         self._metadata |= new_metadata
 
@@ -206,9 +206,9 @@ class CheckpointFiles:
         """
         if (partitions := self._offset_log(batch).conf.get(_PARTITIONS)) != self._partitions:
             raise Refused(
-                f"batch {batch} of the checkpoint {self.url} has its state in {partitions} partitions, and the newest, "
-                f"when this was opened, in {self._partitions}",
-                hint="begin anew: what is behind the change can be read then",
+                f"batch {batch} of the checkpoint {self.url} has {partitions} state partitions, but the newest batch "
+                f"had {self._partitions} when reading began",
+                hint="start again: batches after the change can be read then",
             )
         self._copy_all([METADATA, f"{OFFSETS}{batch}", f"{COMMITS}{batch}"], folder)
         for key, data in self._metadata.items():
@@ -283,8 +283,8 @@ class CheckpointFiles:
             yield
         except ObjectNotFound as error:
             raise Gone(
-                f"the checkpoint {self.url} has not all of batch {batch}: {error.key} is not there",
-                hint="the query removes what is older than spark.sql.streaming.minBatchesToRetain batches",
+                f"batch {batch} of the checkpoint {self.url} is incomplete: {error.key} is missing",
+                hint="the query removes files that are older than spark.sql.streaming.minBatchesToRetain batches",
             ) from error
 
     def _offset_log(self, batch: int) -> Offsets:

@@ -97,8 +97,8 @@ def _lines(data: bytes, key: str, log: str) -> tuple[int, str, Sequence[str]]:
     version = int(first[1:]) if first[:1] == "v" and first[1:].isdecimal() else 0
     if version > _KNOWN[log]:
         raise Refused(
-            f"{key} of the checkpoint is of version {version}; expected one up to {_KNOWN[log]}",
-            hint="a newer Spark wrote it: take a slackwater that knows it",
+            f"{key} of the checkpoint has version {version}; supported up to {_KNOWN[log]}",
+            hint="a newer Spark wrote it: update slackwater",
         )
     if not version:
         raise Corruption(f"{key} of the checkpoint does not begin with its version", object_key=key)
@@ -134,7 +134,7 @@ def _by_partition(offsets_by_partition: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def _unreadable(key: str, error: Exception) -> Corruption:
-    return Corruption(f"{key} of the checkpoint is not as Spark writes it: {error}", object_key=key)
+    return Corruption(f"{key} of the checkpoint is malformed: {error}", object_key=key)
 
 
 def offsets_of(sources: Iterable[SourceOffsets]) -> dict[str, tuple[int, ...]]:

@@ -93,7 +93,7 @@ def operator_in(data: bytes, key: str) -> Operator:
             for variable in properties.get("stateVariables", ())
         ]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise Corruption(f"{key} of the checkpoint is not as Spark writes it: {error}", object_key=key) from error
+        raise Corruption(f"{key} of the checkpoint is malformed: {error}", object_key=key) from error
     if name not in _KINDS:
         raise Refused(f"the query has the stateful operator {name!r}, whose state cannot be read")
     for variable, kind in variables:

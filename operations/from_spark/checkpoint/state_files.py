@@ -60,12 +60,12 @@ def damaged(key: str, why: str) -> Corruption:
         content = (
             f": it has the state at the end of batch {batch}"
             if file.is_whole
-            else f": it has what batch {batch} changed"
+            else f": it has the changes of batch {batch}"
         )
     return Corruption(
         f"{key} of the checkpoint is damaged ({why}){content}",
         object_key=key,
-        hint="restore the file; or let the query run on until it has written a whole state behind it, and try again",
+        hint="restore the file, or wait until the query has written a newer whole state, and try again",
     )
 
 
@@ -144,4 +144,4 @@ def _read_metadata(data: bytes, key: str, read: Callable[[Any], _T]) -> _T:
         with zipfile.ZipFile(io.BytesIO(data)) as packed:
             return read(json.loads(packed.read("metadata").decode().partition("\n")[2]))
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise damaged(key, f"no snapshot of RocksDB's: {error}") from error
+        raise damaged(key, f"not a RocksDB snapshot: {error}") from error

@@ -117,7 +117,7 @@ class StateTable:
         if names := [name for name in self.float_keys if has_negative_zero(rows[name])]:
             raise Refused(
                 f"the state {self.name or self.kind!r} has a key with -0.0 in {names[0]!r}: before Spark 4.2 "
-                "dropDuplicates keeps it apart from 0.0, which slackwater does not",
+                "dropDuplicates distinguishes it from 0.0, and slackwater does not",
                 hint=f"with a new checkpoint, run the query on Spark 4.2, or drop duplicates of {names[0]} + 0.0",
             )
 
@@ -236,9 +236,9 @@ def _column_type(kind: DataType, path: tuple[str, ...], table: str) -> pa.DataTy
         return to_arrow(from_arrow(arrow_of(StructType([StructField(path[-1], _stored_type(kind))])).field(0).type))
     except (Usage, TypeError, PySparkException) as error:
         raise Refused(
-            f"column {'.'.join(path)} of state {table!r} has Spark's type {kind.simpleString()!r}, which no table can "
-            "have",
-            hint="only a query without this column can be read",
+            f"column {'.'.join(path)} of state {table!r} has Spark's type {kind.simpleString()!r}, which slackwater "
+            "cannot store",
+            hint="remove the column from the query's state",
         ) from error
 
 

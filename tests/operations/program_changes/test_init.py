@@ -72,10 +72,10 @@ def test_an_app_begins_with_rows_and_the_first_run_goes_on_from_them(diamond: Le
     assert "done already" in init(diamond, "debits", str(rows), "--offsets", f"{diamond.topic}=latest")
     begin = json.dumps(dict.fromkeys("012", 0))
     elsewhere = init(diamond, "debits", str(rows), "--offsets", f"{diamond.topic}={begin}", code=1)
-    assert f"app '{diamond.app}' exists already, and begins at other offsets" in elsewhere
+    assert f"app '{diamond.app}' already exists, with other start offsets" in elsewhere
 
     diamond.catch_up()
-    assert "has versions already: up to v" in init(diamond, "debits", str(rows), code=1)
+    assert "it already has versions, up to v" in init(diamond, "debits", str(rows), code=1)
     expected = debits(diamond)
     found = diamond.table("debits").select(expected.column_names)
     assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str)
