@@ -391,11 +391,11 @@ class Moment(Shown):
         return manifest.table
 
     def rows_of(
-        self, table: str, keys: pa.Table, *, seen_ms: int = 0, haste: ReadAhead = DEFAULT_READ_AHEAD
+        self, table: str, keys: pa.Table, *, seen_ms: int = 0, read_ahead: ReadAhead = DEFAULT_READ_AHEAD
     ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """Return the visible columns of the keys' rows in order, and a mask of found keys; missing rows are null.
 
-        Rows that expire by write time are seen as of `seen_ms`; 0 is the moment's time. `haste` controls how eagerly
+        Rows that expire by write time are seen as of `seen_ms`; 0 is the moment's time. `read_ahead` limits how much
         remote data is read.
         """
         client = self._client
@@ -404,7 +404,7 @@ class Moment(Shown):
             cut = replace(self.cut, seen_ms=seen_ms) if seen_ms else self.cut
             with telling_if_collected(client.store, cut):
                 cut_with_table = having(client.store, cut, (table,))
-                return look_up(client.store, client.cache, cut_with_table, table, keys, haste=haste)
+                return look_up(client.store, client.cache, cut_with_table, table, keys, read_ahead=read_ahead)
 
         return again_if_forgotten(client.store, self._cut.app, read)
 

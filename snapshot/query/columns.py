@@ -210,18 +210,18 @@ def look_up(
     table: str,
     keys: pa.Table,
     *,
-    haste: ReadAhead = DEFAULT_READ_AHEAD,
+    read_ahead: ReadAhead = DEFAULT_READ_AHEAD,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Return the visible columns of the rows of many keys, in their order, and a flag for each key that has a row.
 
     `keys` is a result of `parse_keys`. For a missing row, all columns but the key are null. The cut must have the
-    table. `cache`, `haste` and errors are those of `multi_get`.
+    table. `cache`, `read_ahead` and errors are those of `multi_get`.
     """
     manifest = cut.table(table)
     assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  the cut has it
     hashes, clock_ms = hash_keys(keys, keys.schema.names), cut.clock_ms(table)
     values, present = multi_get(
-        store, cache, manifest.ssts, manifest.table, hashes, keys, clock_ms=clock_ms, read_ahead=haste
+        store, cache, manifest.ssts, manifest.table, hashes, keys, clock_ms=clock_ms, read_ahead=read_ahead
     )
     rows = pa.table([*keys.columns, *values.columns], [*keys.schema.names, *values.schema.names])
     return rows.select(visible_schema(manifest.table).names), present

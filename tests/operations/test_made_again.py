@@ -58,7 +58,8 @@ def test_an_app_whose_topic_was_made_again_is_not_consistent_until_it_goes_on_wi
     former, now = made_again(app)
     (wrong,) = looked(app).differences
     assert wrong.check == "topics"
-    assert "read another topic than the current one: topic 'flights' was deleted and made again: it had" in wrong.message
+    message = "read another topic than the current one: topic 'flights' was deleted and made again: it had"
+    assert message in wrong.message
     assert all(each in wrong.message for each in (former, now))
     set_back(app, to_earliest=True)
     assert looked(app).differences == ()

@@ -69,10 +69,10 @@ def look_up(
     ssts: tuple[Sst, ...],
     numbers: np.ndarray,
     reads: Reads,
-    haste: ReadAhead = DEFAULT_READ_AHEAD,
+    read_ahead: ReadAhead = DEFAULT_READ_AHEAD,
 ) -> list[int | None]:
     keys = pa.table({"k": numbers})
-    values, _ = multi_get(store, cache, ssts, NUMBERED, hash_keys(keys, ["k"]), keys, reads, read_ahead=haste)
+    values, _ = multi_get(store, cache, ssts, NUMBERED, hash_keys(keys, ["k"]), keys, reads, read_ahead=read_ahead)
     return values["v"].to_pylist()
 
 
@@ -123,11 +123,11 @@ def test_in_haste_the_index_comes_with_the_footer_and_of_few_ssts_no_filter_is_a
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path, unfiltered: int, trips: int
 ) -> None:
     store, ssts = table
-    haste = ReadAhead(index_bytes=1 << 20, unfiltered=unfiltered)
+    read_ahead = ReadAhead(index_bytes=1 << 20, unfiltered=unfiltered)
     for number in [*range(7, 17), BASE_ROWS + 5]:
         nothing_is_known()
         reads, before = Reads(), store.bytes_read
-        (found,) = look_up(store, SstCache(tmp_path / str(number), LARGE), ssts, np.array([number]), reads, haste)
+        (found,) = look_up(store, SstCache(tmp_path / str(number), LARGE), ssts, np.array([number]), reads, read_ahead)
         assert (None if found is None else found // 10) == (number if number < BASE_ROWS else None)
         assert reads.round_trips == trips - (unfiltered == 3 and found is None)
         assert reads.bytes == store.bytes_read - before < ssts[0].bytes / 8
@@ -138,8 +138,8 @@ def test_an_index_that_is_larger_than_one_is_hasty_for_is_read_by_itself(
 ) -> None:
     store, ssts = table
     reads = Reads()
-    haste = ReadAhead(index_bytes=1_000, unfiltered=1)
-    assert look_up(store, SstCache(tmp_path / "cache", LARGE), ssts[:1], np.array([7]), reads, haste) == [71]
+    read_ahead = ReadAhead(index_bytes=1_000, unfiltered=1)
+    assert look_up(store, SstCache(tmp_path / "cache", LARGE), ssts[:1], np.array([7]), reads, read_ahead) == [71]
     assert reads.round_trips == 3
 
 
