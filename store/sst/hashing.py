@@ -262,9 +262,7 @@ def _hash_column(name: str, column: pa.Array, seeds: U64) -> U64:
         _, offsets, text = column.buffers()
         offsets = np.frombuffer(offsets, dtype, len(column) + 1, column.offset * dtype.itemsize).astype(np.int64)
         return hash_bytes(np.frombuffer(text, np.uint8) if text else np.empty(0, np.uint8), offsets, seeds)
-    raise Usage(
-        f"column {name!r} of type {kind} cannot be a key: slackwater does not support Spark's xxhash64 of this type"
-    )
+    raise Usage(f"column {name!r} of type {kind} cannot be a key: Spark's xxhash64 of this type is not supported")
 
 
 def _values(column: pa.Array) -> np.ndarray:

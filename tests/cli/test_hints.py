@@ -87,7 +87,7 @@ def test_a_time_still_to_come_is_refused_by_every_verb_that_takes_a_ref(verb: st
         (("forget", "flights", "carriers", "C1"), 2, "hint: write flights/carriers C1"),
         (("forget", "flights/carriers"), 2, "hint: write flights/carriers KEY"),
         (("verify", "flights/carriers", "C1"), 2, "--forgotten goes with a key"),
-        (("query", "flights", "FROM 'x.parquet'"), 1, "a query sees the app's tables only"),
+        (("query", "flights", "FROM 'x.parquet'"), 1, "a query can read the app's tables only"),
         (("query", "flights", "FROM carriers", "--out", "nowhere/x.csv"), 1, "no folder nowhere\n"),
     ],
 )
