@@ -155,7 +155,9 @@ def test_a_moment_that_went_is_named(tmp_path: Path) -> None:
     at = VersionedTable(place, "flights", "carriers", 3, "carriers", 0)
     reader = TableReader(at, columns_of(at))
     store_of(app).once("get", "/sst/", lambda: gc(app))
-    with pytest.raises(errors.NotFound, match=r"carriers@v3 went while it was read: retention does not keep it"):
+    with pytest.raises(
+        errors.NotFound, match=r"carriers@v3 was garbage-collected while it was read: retention does not keep it"
+    ):
         rows_here(reader)
     with pytest.raises(errors.NotFound, match=r"version of flights/carriers.*v3"):
         reader.partitions()
