@@ -85,7 +85,7 @@ def wrong(path: str, extents: Extents) -> Iterator[Wrong]:
     previous: Extent | None = None
     for number, extent in enumerate(extents):
         if extent.first >= extent.end:
-            yield Wrong(f"{path}[{number}]", str(extent), "an offset more than the first, at least")
+            yield Wrong(f"{path}[{number}]", str(extent), "an end above the first offset")
         elif previous is not None and (previous.partition, previous.end) >= (extent.partition, extent.first):
-            yield Wrong(f"{path}[{number}]", str(extent), f"offsets behind those before it, {previous}")
+            yield Wrong(f"{path}[{number}]", str(extent), f"offsets after the previous extent, {previous}")
         previous = extent

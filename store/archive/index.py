@@ -139,7 +139,7 @@ def _(value: ArchiveIndex) -> Iterator[Wrong]:
         at = f"objects[{number}]"
         for right, field, expected in (
             (pattern.fullmatch(item.object), "object", f"a key like {_object(value, 'ULID')}"),
-            (item.object not in seen, "object", "an object that is not named before"),
+            (item.object not in seen, "object", "an object that is named once"),
             (item.rows <= item.bytes, "rows", f"at most its bytes, {item.bytes}"),
             (item.footer_bytes <= item.bytes, "footer_bytes", f"at most its bytes, {item.bytes}"),
             (item.time_min_ms <= item.time_max_ms, "time_max_ms", f"not below time_min_ms, {item.time_min_ms}"),
@@ -155,7 +155,7 @@ def _(value: ArchiveIndex) -> Iterator[Wrong]:
         if lower.partition == after.partition and after.first < lower.end:
             yield Wrong(f"objects[{number}].extents", str(after), "offsets that no other object has")
     if outside := extents.minus((extent for extent, _ in owned), value.covered):
-        yield Wrong("covered", tuple(map(str, value.covered)), f"what its objects have, {outside[0]}, too")
+        yield Wrong("covered", tuple(map(str, value.covered)), f"all offsets of its objects, also {outside[0]}")
 
 
 def _object(index: ArchiveIndex, ulid: str) -> str:
@@ -188,7 +188,7 @@ def newest(
         return INDEXES.newest(store, prefix, after=start_after)
     except Corruption as error:
         raise Corruption(
-            f"nobody can tell what the input archive of {topic} of {app} holds, as its index is damaged: "
+            f"the content of the input archive of {topic} of {app} is unknown, because its index is damaged: "
             f"{error.message}",
             object_key=error.object_key,
             hint=f"{error.hint}; without that, delete all under {prefix}, which gives up what was archived: slackwater "
@@ -257,7 +257,7 @@ def change(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str
             return content
         INDEXES.remove(store, content.number, archive.prefix)
     raise CommitConflict(
-        f"the archive of {topic} of app {app!r} was changed by others each time that this one was to be",
+        f"the archive of {topic} of app {app!r} could not be changed: other processes changed it first",
         version=0,
         hint="try again",
     )

@@ -130,7 +130,7 @@ def damaged(item: ArchiveObject, reason: str) -> Corruption:
     return Corruption(
         f"object {item.object} of the input archive is damaged: {reason}",
         object_key=item.object,
-        hint="put the object back from a backup or an older version of it; `slackwater verify` says what else is there",
+        hint="restore the object from a backup or an older object version; `slackwater verify` checks the others",
     )
 
 

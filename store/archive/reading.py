@@ -128,11 +128,11 @@ class TopicArchives:
         """Return the error for offsets that are neither in Kafka, for the reason `why`, nor in the archive."""
         index = self.archives[0].index
         is_thinned = any(common((extent,), archive.index.thinned) for archive in self.archives)
-        reason = "were let go there by its rule (input in [retention])" if is_thinned else "were never in it"
+        reason = "were deleted there by `input` in [retention]" if is_thinned else "were never archived"
         return Gone(
             f"offsets {extent.first} to {extent.end - 1} of {index.topic}[{extent.partition}] are {why}, and not in "
             f"the input archive of {index.app!r}: they {reason}",
-            hint=f"choose a moment whose records are there; `slackwater archive {index.app}` shows which these are",
+            hint=f"choose a moment whose records are there: `slackwater archive {index.app}` shows them",
         )
 
 

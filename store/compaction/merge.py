@@ -87,8 +87,8 @@ def run(
                 raise Refused(
                     f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of state partition "
                     f"{compaction.partition} takes more than {_LONGEST_S / 60:.0f} minutes, so garbage collection "
-                    "could take their result for litter before it is committed",
-                    hint="`slackwater rescale` to more state partitions, or leveled compaction, make merges smaller",
+                    "could delete their result before it is committed",
+                    hint="make merges smaller: more state partitions (`slackwater rescale`), or leveled compaction",
                 )
             rows = merge_rows(parts, table, drop_tombstones=drop, clock_ms=compaction.clock_ms) if parts else no_rows
             highs = np.array([interval.high for interval in intervals])

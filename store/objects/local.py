@@ -83,7 +83,7 @@ class LocalStore(OtherRoots):
                 if error.errno not in (errno.EPERM, errno.ENOTSUP):
                     raise
                 raise Refused(
-                    f"the file system of {self._root} has no hard links, by which objects are created",
+                    f"the file system of {self._root} has no hard links, which creating objects needs",
                     hint="put the store on another disk, or use S3",
                 ) from error
             sync(target.parent)
@@ -216,8 +216,8 @@ class LocalStore(OtherRoots):
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise Forbidden(message, hint="give this user access to the folder, or name another store") from error
             if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
-                raise Refused(message, hint="in a folder, a key cannot go through another object") from error
-            raise Unavailable(message, hint="see to the disk, then run this again") from error
+                raise Refused(message, hint="in a local store, a key cannot lie below another object's key") from error
+            raise Unavailable(message, hint="check the disk and its free space, then run this again") from error
 
 
 class SpooledStore(Wrapper):

@@ -60,13 +60,13 @@ def open_store(
     scheme = _SCHEME.match(url)
     if scheme is None:
         if _WINDOWS.match(url) and os.name != "nt":
-            raise Usage(f"store {url!r} is a path of Windows; expected {_SUPPORTED}")
+            raise Usage(f"store {url!r} is a Windows path; expected {_SUPPORTED}")
         return _folder(url, url, open_other)
     if _CREDENTIALS.match(url):
         # The error does not repeat the root, which often contains a secret here.
         raise Usage(
-            f"the store root has a user or a key before '@': expected {_SUPPORTED}",
-            hint="leave it out; S3's credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+            f"the store root has credentials before '@': expected {_SUPPORTED}",
+            hint="remove them; S3 credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
         )
     match scheme[1].lower():
         case "file":
@@ -82,7 +82,7 @@ def open_store(
             prefix = prefix.strip("/")
             if not _BUCKET.fullmatch(bucket):
                 raise Usage(
-                    f"store {url!r} names no usable bucket: expected s3://bucket/prefix, found bucket {bucket!r}"
+                    f"store {url!r} has no valid bucket name: expected s3://bucket/prefix, found bucket {bucket!r}"
                 )
             if not _is_prefix(prefix):
                 raise Usage(f"store {url!r} has an empty, '.' or '..' name in its prefix {prefix!r}")
@@ -118,7 +118,7 @@ def _is_prefix(prefix: str) -> bool:
 
 def _folder(path: str, url: str, open_other: Callable[[str], ObjectStore]) -> LocalStore:
     if not path.strip() or "\0" in path:
-        raise Usage(f"store {url!r} names nothing: expected {_SUPPORTED}")
+        raise Usage(f"store {url!r} is not usable: expected {_SUPPORTED}")
     try:
         folder = Path(path).expanduser()
     except RuntimeError as error:

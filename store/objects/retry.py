@@ -133,9 +133,9 @@ class Retry:
                 if left_s < _SHORTEST_S:
                     raise Unavailable(
                         f"{self.server} did not answer for {elapsed_s:.0f} s: {error}",
-                        hint=address_of(self.setting) or "see that it runs and can be reached from here",
+                        hint=address_of(self.setting) or "check that it runs and can be reached from this machine",
                     ) from error.__cause__
-                trying = f"{self.server} does not answer ({error}); trying again for {self.patience_s:.0f} s"
+                trying = f"{self.server} does not answer ({error}); retrying for up to {self.patience_s:.0f} s"
                 self._away(began_s, _QUIET_S, trying)
                 paid, delay_s = self._back_off(delay_s, left_s)
             except Exception:

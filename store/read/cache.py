@@ -116,7 +116,7 @@ class ParquetCopies:
         except OSError as error:
             raise Unavailable(
                 f"no folder on this machine can hold a copy of SST {sst.object} ({len(data)} bytes): {error}",
-                hint="free some disk, or name a larger folder for the cache",
+                hint="free disk space, or set a larger cache folder",
             ) from error
         return path
 

@@ -71,7 +71,7 @@ class CacheFolder:
         except OSError as error:
             if not self._complained:
                 self._complained = True
-                _log.warning("cache folder %s is of no use (%s): going on without it", self.path, error)
+                _log.warning("cannot use cache folder %s (%s): continuing without it", self.path, error)
             return False
         finally:
             with suppress(OSError):
@@ -236,7 +236,7 @@ def map_file(path: Path, sst: Sst, table: Table) -> Mapped:
     data = pa.memory_map(str(path)).read_buffer()
     content = data.slice(0, max(0, data.size - _TRAILER_BYTES))
     if _digest(content, sst) != data[content.size :].to_pybytes():
-        raise corrupt(sst, "its copy in the cache is not what was written")
+        raise corrupt(sst, "its copy in the cache is damaged")
     reader = pa.ipc.open_file(content)
     return Mapped.of([reader.get_batch(i) for i in range(reader.num_record_batches)], sst, table)
 

@@ -40,7 +40,7 @@ _BITMAP_ROWS = 1 << 30
 """Most rows of SSTs that share a bitmap: DuckDB indexes bits by 32-bit integers."""
 _BATCH_ROWS = 1 << 16
 """Rows of a mapped SST that one DuckDB thread processes at once."""
-_NO_CURSOR = "a cursor does not see which rows count: ask the connection itself"
+_NO_CURSOR = "a cursor cannot query this view: use the connection itself"
 """Error for a cursor, which lacks the connection's variables. DuckDB evaluates the test once, when it plans."""
 _MAX_SCHEMAS = 10_000
 

@@ -37,6 +37,5 @@ def corrupt(sst: Sst, reason: str) -> Corruption:
     return Corruption(
         f"SST {sst.object} is damaged: {reason}",
         object_key=sst.object,
-        hint="put the object back from a backup or an older object version, or go back to a version "
-        "that does not use it",
+        hint="restore the object from a backup or an older object version, or rewind to a version that does not use it",
     )

@@ -154,7 +154,7 @@ def _decode_footer(end: bytes, sst: Sst, table: Table) -> Footer:
     statistics = [metadata.row_group(i).column(hash_column).statistics for i in range(len(groups))]
     reading = check_shape(sst, table, schema, metadata.num_rows)
     if any(chunk.offset_index_offset is None for group in groups for chunk in group.columns):
-        raise ValueError("it tells of no page index")
+        raise ValueError("it has no page index")
     filters = [bits_of(group.columns[0].meta_data) for group in groups]
     sizes = [-(-(stop - start) // CHUNK_BYTES) * CHUNK_CHECKSUM_BYTES for start, stop in filters]
     return Footer(
@@ -233,7 +233,7 @@ def check_chunk(data: bytes, number: int, sst: Sst, index: PageIndex, group: int
     """Raise `Corruption` unless the bytes match the checksum of this filter chunk."""
     at = number * CHUNK_CHECKSUM_BYTES
     if xxhash.xxh32_digest(data) != index.checksums[at : at + CHUNK_CHECKSUM_BYTES]:
-        raise corrupt(sst, f"the filter of row group {group} is not what was written")
+        raise corrupt(sst, f"the filter of row group {group} does not match its checksum")
 
 
 def decode_index(read: Callable[[int, int], bytes], sst: Sst, footer: Footer, group: int) -> PageIndex:
@@ -244,7 +244,7 @@ def decode_index(read: Callable[[int, int], bytes], sst: Sst, footer: Footer, gr
     parts = [read(start, end) for start, end in footer.index_at(group)]
     expected = footer.checksums[group * _CHECKSUM_BYTES : (group + 1) * _CHECKSUM_BYTES]
     if xxhash.xxh3_64_digest(b"".join(parts)) != expected:
-        raise corrupt(sst, f"the page index of row group {group} is not what was written")
+        raise corrupt(sst, f"the page index of row group {group} does not match its checksum")
     try:
         return _decode_index(parts, footer.groups[group])
     except MALFORMED as error:

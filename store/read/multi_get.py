@@ -194,7 +194,7 @@ def multi_get(
     the table has a ttl and no clock is given.
     """
     if table.ttl is not None and clock_ms is None:
-        raise ValueError("rows of this table expire: expected the clock to judge them by, found none")
+        raise ValueError("rows of this table expire: expected clock_ms, found None")
     search = _Search(table, hashes, keys, Reads() if reads is None else reads, clock_ms, with_seqs=seqs is not None)
     search.look_in(newer, np.arange(len(hashes)))
     cold = None

@@ -225,7 +225,7 @@ class RangedSst:
         num_rows, least, most = (np.concatenate(arrays) for arrays in zip(*counts, strict=True))
         hashes, ends = rows.column(HASH).to_numpy(), np.cumsum(num_rows)
         if len(hashes) != ends[-1] or (hashes[ends - num_rows] != least).any() or (hashes[ends - 1] != most).any():
-            raise corrupt(self._sst, f"pages of row groups {groups} hold other hashes than its footer says")
+            raise corrupt(self._sst, f"pages of row groups {groups} have other hashes than its footer")
         return [Block.of(batch, self._footer.reading) for batch in rows.to_batches()]
 
     def _counts_and_hashes(self, part: Part) -> tuple[npt.NDArray[np.int64], ...]:

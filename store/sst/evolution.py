@@ -93,7 +93,9 @@ def _reading(stored: tuple[tuple[str, pa.DataType, int, bool], ...], table: Tabl
         if name is None and column in table.key:
             raise ValueError(f"expected key column {column.name}, of id {number}; found none")
         if not widens(was, kind):
-            raise ValueError(f"expected column {column.name} to be {kind}, or what became that; found {was}")
+            raise ValueError(
+                f"expected column {column.name} to be {kind}, or a type that was widened to it; found {was}"
+            )
         sources[column.name] = ColumnSource(kind, name, was, default_of(column))
     as_it_is = [(name, name, kind, kind) for name, kind in stored_by_id.values()]
     if [(name, source.name, source.stored, source.type) for name, source in sources.items()] == as_it_is:
@@ -115,13 +117,13 @@ def default_text(value: object, kind: pa.DataType) -> str:
     Raises `ValueError` or `TypeError` unless it is a value of a plain type.
     """
     if pa.types.is_nested(kind) or pa.types.is_binary(kind):
-        raise TypeError(f"a column of type {kind} has no default but null")
+        raise TypeError(f"a column of type {kind} can have no default but null")
     if pa.types.is_integer(kind) and not isinstance(value, int | pa.Scalar):
-        raise TypeError("Arrow would cut off what lies behind the point")
+        raise TypeError("Arrow would drop the fraction")
     scalar = value if isinstance(value, pa.Scalar) else pa.array([value], kind)[0]
     text = pa.array([scalar.as_py()], scalar.type).cast(pa.string())[0].as_py()
     if pa.array([text]).cast(kind)[0].as_py() != scalar.cast(kind).as_py() and scalar.as_py() == scalar.as_py():
-        raise ValueError(f"{value!r} is no {kind}")
+        raise ValueError(f"{value!r} is not a {kind}")
     return str(text)
 
 

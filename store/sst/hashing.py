@@ -223,7 +223,7 @@ def _check_hashable(name: str, kind: pa.DataType) -> None:
     elif pa.types.is_nested(kind):
         raise Usage(
             f"column {name!r} of type {kind} cannot be a key: expected a plain value, or a struct of plain values",
-            hint="a list has no fixed form and a map no order; select what identifies the row, or make a string of it",
+            hint="a list or map cannot be a key: select the fields that identify the row, or convert it to a string",
         )
     elif not pa.types.is_null(kind):
         _hash_column(name, pa.nulls(0, kind), np.empty(0, np.uint64))
@@ -262,7 +262,7 @@ def _hash_column(name: str, column: pa.Array, seeds: U64) -> U64:
         _, offsets, text = column.buffers()
         offsets = np.frombuffer(offsets, dtype, len(column) + 1, column.offset * dtype.itemsize).astype(np.int64)
         return hash_bytes(np.frombuffer(text, np.uint8) if text else np.empty(0, np.uint8), offsets, seeds)
-    raise Usage(f"column {name!r} of type {kind} cannot be a key: Spark's xxhash64 of it is not known here")
+    raise Usage(f"column {name!r} of type {kind} cannot be a key: Spark's xxhash64 of this type is not supported")
 
 
 def _values(column: pa.Array) -> np.ndarray:

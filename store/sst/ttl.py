@@ -70,8 +70,8 @@ def agree(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:
         return replace(stored, ms=0)
     if stored.gone:
         raise Refused(
-            f"stage {stage!r}: its rows were to expire by a column that it has no more, and older ones still have such "
-            "times: they would expire by another clock",
+            f"stage {stage!r}: its rows expired by a column that was removed, and older rows still have "
+            "those times: a new ttl would compare them with another clock",
             hint="leave ttl out, or give the changed stage a new name",
         )
     if declared.column != stored.column:
@@ -79,7 +79,7 @@ def agree(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:
             f"column {ttl.column!r}" if ttl.column else "write time" for ttl in (stored, declared)
         )
         raise Refused(
-            f"stage {stage!r}: its rows expire by {declared_by} now, but the stored ones by {stored_by}",
+            f"stage {stage!r}: its rows expire by {declared_by}, but stored rows by {stored_by}",
             hint="leave ttl_by as it was, or give the changed stage a new name",
         )
     return declared

@@ -205,7 +205,7 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
     if repeats.any():
         (example,) = python_rows(rows.select(key_names).slice(int(order[np.argmax(repeats)]), 1))
         raise Refused(
-            f"{int(repeats.sum())} rows have the key of another row, such as {example}: expected one row of each key",
+            f"{int(repeats.sum())} rows repeat the key of another row, such as {example}: expected one row per key",
             hint="return exactly one state row for each key of the batch",
         )
     in_order = bool((order[1:] > order[:-1]).all())

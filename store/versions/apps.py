@@ -66,7 +66,7 @@ def folders_of(store: ObjectStore, name: str) -> tuple[str, ...]:
     folders = promoted(store, called)
     if ago >= len(folders):
         raise NotFound(
-            "app", name, found=f"{called!r} went over to another app {len(folders) - 1} times", hint=f"say {called}"
+            "app", name, found=f"{called!r} was promoted to another app {len(folders) - 1} times", hint=f"say {called}"
         )
     return folders[ago:]
 
@@ -141,8 +141,8 @@ def check_free(store: ObjectStore, name: str) -> None:
             continue
         note = ", which is gone" if find_app(store, owner) is None else ""
         raise Refused(
-            f"the name {over!r} went over to app {owner!r}{note}: no new app gets it",
-            hint=f"`slackwater status` shows which apps are left, such as {over}~1; a new one needs another name",
+            f"the name {over!r} belongs since a promotion to app {owner!r}{note}: a new app cannot have it",
+            hint=f"choose another name; `slackwater status` lists the apps, such as {over}~1",
         )
 
 
@@ -204,7 +204,7 @@ def _(value: Cloning) -> Iterator[checks.Wrong]:
     yield from checks.relations(value.info)
     yield from checks.root_is_wrong("root", value.root)
     if (value.info.origin is None) != bool(value.adopts):
-        yield checks.Wrong("info.origin", value.info.origin, "what it is a clone of, unless it adopts a query")
+        yield checks.Wrong("info.origin", value.info.origin, "the source of a clone, or none for an adoption")
 
 
 def create_app(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> None:
@@ -253,8 +253,8 @@ def begin_clone(store: ObjectStore, note: Cloning) -> None:
     name, key = note.info.name, keys.cloning(note.info.name)
     if notes.add(store, key, note, under=lambda existing: keys.cloning(existing.info.name)) != note:
         raise Refused(
-            f"app {name!r} was begun by somebody else at the same moment",
-            hint="say it again: it goes on with that one, if it is the same",
+            f"app {name!r} is being created by another process",
+            hint="run it again: if both are the same, it continues what the other began",
         )
     try:
         try_storage(store, key, note)
@@ -302,8 +302,8 @@ def check_root(store: ObjectStore) -> None:
         if info is not None:
             raise Refused(
                 f"the store root {store.url} lies inside the app {folder!r} of the root {outer.url}: removing that "
-                "app would delete what is in it",
-                hint="choose a root beside that one",
+                "app would delete this store",
+                hint="choose a root outside that app's folder",
             )
         parent, _, folder = parent.rpartition("/")
 
@@ -323,16 +323,16 @@ def free_name(store: ObjectStore, name: str) -> str:
 
 def being_removed(app: str) -> Refused:
     return Refused(
-        f"app {app!r} is being removed: that was begun, and has not ended",
-        hint=f"`slackwater app rm {app}` goes on with it; then the name is free",
+        f"app {app!r} is being removed: the removal is running, or was interrupted",
+        hint=f"`slackwater app rm {app}` finishes the removal and frees the name",
     )
 
 
 def being_cloned(app: str) -> Refused:
     return Refused(
-        f"app {app!r} is a clone that was not finished, or an adoption: that was begun, and has not ended",
-        hint="run the same `slackwater clone` or `adopt` again: it goes on where it stopped; "
-        f"`slackwater app rm {app}` gives it up",
+        f"app {app!r} is incomplete: its clone or adoption is running, or was interrupted",
+        hint="run the same `slackwater clone` or `slackwater adopt` again to finish it; "
+        f"`slackwater app rm {app}` discards it",
     )
 
 
@@ -359,7 +359,9 @@ def _create(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppIn
     elif (noted := find_cloning(store, info.name)) is None or noted.info != info:
         if find_app(store, info.name) == info:
             return info  # a concurrent call has just completed it
-        raise Refused(f"clone {info.name!r} was given up by somebody else while it was made", hint="say it again")
+        raise Refused(
+            f"clone {info.name!r} was removed by another process while it was being created", hint="say it again"
+        )
     stored = notes.add(store, key, info, under=lambda stored: keys.app_info(stored.name))
     if stored != info or cloned:
         return stored
@@ -382,6 +384,6 @@ def try_storage(store: ObjectStore, key: str, info: Struct) -> None:
     except ObjectExists:
         return
     raise Refused(
-        f"the storage of {store.url} overwrote an object in spite of 'If-None-Match: *': commits would be lost",
+        f"the storage of {store.url} ignores 'If-None-Match: *' and overwrote an object: commits would be lost",
         hint="use an S3 server with conditional writes, or a local folder",
     )

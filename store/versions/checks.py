@@ -86,7 +86,7 @@ def _snapshots(value: Manifest) -> Iterator[Wrong]:
     for field in ("awaited", "captured"):
         for snapshot, recordings in getattr(value, field).items():
             if snapshot not in value.recorded:
-                yield Wrong(f"{field}[{snapshot!r}]", recordings, "nothing for a snapshot that is not recorded")
+                yield Wrong(f"{field}[{snapshot!r}]", recordings, "nothing, because the snapshot is not recorded")
     for snapshot, spans in value.captured.items():
         for channel, span in spans.items():
             if span.after > span.up_to:
@@ -126,14 +126,14 @@ def input_is_wrong(at: str, source: Input, stage: str) -> Iterator[Wrong]:
 
 def _lost(at: str, lost: Lost, source: Input | None) -> Iterator[Wrong]:
     if source is None:
-        yield Wrong(at, lost.topic, "nothing for what is no input")
+        yield Wrong(at, lost.topic, "only inputs of the stage")
         return
     partitions = len(source.offsets)
     if not len(lost.starts) == len(lost.ends) == partitions:
-        yield Wrong(f"{at}.ends", lost.ends, f"like starts as many numbers as offsets, {partitions}")
+        yield Wrong(f"{at}.ends", lost.ends, f"as many numbers as offsets, {partitions}, like starts")
     elif not (source.upstream or all(map(int.__le__, lost.starts, lost.ends))):
         # A re-created repartition topic has new offsets.
-        yield Wrong(f"{at}.ends", lost.ends, f"nowhere before starts, {lost.starts}")
+        yield Wrong(f"{at}.ends", lost.ends, f"offsets not below starts, {lost.starts}")
     if lost.rows and len(lost.rows) != partitions:
         yield Wrong(f"{at}.rows", lost.rows, f"as many numbers as offsets, {partitions}, or none")
     if lost.after > lost.up_to:
@@ -159,11 +159,11 @@ def table_is_wrong(at: str, table: Table) -> Iterator[Wrong]:
         for number, column in enumerate(columns):
             yield from _column(f"{at}.{group}[{number}]", column, seen)
     if len(set(table.ids)) < len(table.columns):
-        yield Wrong(f"{at}.values", table.ids, "columns whose ids differ")
+        yield Wrong(f"{at}.values", table.ids, "columns with distinct ids")
     if table.schema and not all(0 < column.id < table.next_id for column in table.columns):
-        yield Wrong(f"{at}.next_id", table.next_id, "more than each column's id, of which none is 0")
+        yield Wrong(f"{at}.next_id", table.next_id, "more than each column's id, and all ids above 0")
     if table.ttl is not None and table.ttl.gone and (table.ttl.ms or table.ttl.column):
-        yield Wrong(f"{at}.ttl.gone", True, "false for rows that expire, or by a column that is there")
+        yield Wrong(f"{at}.ttl.gone", True, "false while rows expire or the column exists")
     if table.ttl is not None and table.ttl.column and table.ttl.column not in {column.name for column in table.values}:
         yield Wrong(f"{at}.ttl.column", table.ttl.column, "the name of a value column, or nothing")
 
@@ -171,9 +171,9 @@ def table_is_wrong(at: str, table: Table) -> Iterator[Wrong]:
 def _column(at: str, column: Column, seen: set[str]) -> Iterator[Wrong]:
     folded = column.name.casefold()
     if folded in keys.RESERVED_COLUMNS:
-        yield Wrong(f"{at}.name", column.name, "a name that no column of an SST's own has")
+        yield Wrong(f"{at}.name", column.name, "a name that is not reserved")
     if folded in seen:
-        yield Wrong(f"{at}.name", column.name, "a name that no other column has, in capitals or not")
+        yield Wrong(f"{at}.name", column.name, "a name that differs from all others in more than case")
     seen.add(folded)
     try:
         column_types.parse(column.type)
@@ -220,7 +220,7 @@ def _sst(at: str, sst: Sst, names: tuple[str, ...], version: int, seen: set[str]
         (tail_bytes <= sst.bytes, "footer_bytes", f"with filter_bytes at most its bytes, {sst.bytes}"),
         (sst.expires_min <= sst.expires_max, "expires_max", f"not below expires_min, {sst.expires_min}"),
         (is_key, "object", f"a key like {keys.sst('APP', names[0], 'ULID')}"),
-        (sst.object not in seen, "object", "an object that is not named before"),
+        (sst.object not in seen, "object", "an object that is named once"),
     ):
         if not right:
             yield Wrong(f"{at}.{field}", getattr(sst, field), expected)
@@ -241,13 +241,13 @@ def checksum_is_wrong(field: str, checksum: str) -> Iterator[Wrong]:
 def _names(value: Manifest) -> Iterator[Wrong]:
     """Yield the fields for a stage's present, former and next names that contradict each other."""
     if value.called and (not value.retired or value.called == value.stage):
-        yield Wrong("called", value.called, "nothing, or the other name of a stage that is retired")
+        yield Wrong("called", value.called, "empty, or the new name of a retired stage")
     if value.traits.begins == "renamed" and (not value.formerly or value.formerly[-1].version != value.version):
-        yield Wrong("formerly", value.formerly, "the name up to this version, where a stage gets another")
+        yield Wrong("formerly", value.formerly, "the stage's name before this version, which renames it")
     names, version = {value.stage}, 0
     for number, former in enumerate(value.formerly):
         if former.stage in names:
-            yield Wrong(f"formerly[{number}].stage", former.stage, "a name that the stage has not otherwise")
+            yield Wrong(f"formerly[{number}].stage", former.stage, "a name that appears once")
         if not version < former.version <= value.version:
             yield Wrong(f"formerly[{number}].version", former.version, f"above {version}, at most {value.version}")
         names.add(former.stage)

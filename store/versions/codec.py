@@ -71,7 +71,7 @@ def encode(value: msgspec.Struct) -> bytes:
     except msgspec.DecodeError as error:
         raise Unstorable(f"{name} {failure}: {_explained(body, type(value), error)}") from error
     if not same:
-        raise Unstorable(f"{name} would be read as another one than it is")
+        raise Unstorable(f"{name} would not be read back as the same value")
     for wrong in checks.relations(value):
         raise Unstorable(f"{name} {failure}: {_shown(wrong)}")
     fields = body[1:] if body == b"{}" else b"," + body[1:]
@@ -88,17 +88,17 @@ def read(store: ObjectStore, key: str, as_type: type[T], *, under: Callable[[T],
     """
     data = store.get_range(key, 0, MAX_OBJECT_BYTES + 1)
     if len(data) > MAX_OBJECT_BYTES or _values(data) > MAX_OBJECT_VALUES:
-        raise damaged(key, f"is no readable {as_type.__name__}: it is larger than any, which has at most {_MOST}")
+        raise damaged(key, f"is not a readable {as_type.__name__}: it is too large; expected at most {_MOST}")
     value = decode(data, as_type, key=key)
     if under is not None and (its_own := under(value)) != key:
-        raise damaged(key, f"holds what belongs under {its_own!r}, by the names in it")
+        raise damaged(key, f"has the content of another object, {its_own!r}")
     return value
 
 
 def damaged(key: str, reason: str) -> Corruption:
     """Return the error for an object that is not what was written; `reason` continues the sentence after its name."""
     return Corruption(
-        f"object {key!r} {reason}", object_key=key, hint="put the object back from a backup or an older version of it"
+        f"object {key!r} {reason}", object_key=key, hint="restore the object from a backup or an older object version"
     )
 
 
@@ -124,10 +124,10 @@ def decode(data: bytes, as_type: type[T], *, key: str) -> T:
     if number < 1:
         raise damaged(key, f"has format {number}; formats are counted from 1")
     if start is None:
-        raise damaged(key, f"({len(data)} bytes) is not what was written: it does not begin with a checksum")
+        raise damaged(key, f"({len(data)} bytes) was changed: it does not begin with a checksum")
     if xxhash.xxh3_128_hexdigest(data[start.end() :]) != (checksum := start[2].decode()):
         _parse(data, _Header, as_type, key)  # reports text that is not JSON
-        raise damaged(key, f"({len(data)} bytes) is not what was written: its checksum is not {checksum}")
+        raise damaged(key, f"({len(data)} bytes) was changed: it does not match its checksum {checksum}")
     value = _parse(data, as_type, as_type, key)
     for wrong in checks.relations(value):
         raise damaged(key, f"is not a readable {as_type.__name__}: {_shown(wrong)}")

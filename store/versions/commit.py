@@ -105,7 +105,7 @@ def check_epoch(head: Manifest, epoch: int) -> None:
     if head.promotion is not None:
         hint = hint.format(name=head.promotion.name, back=taken_back(head.promotion.name, head.app))
     if head.called:
-        done, hint = f"renamed to {head.called}", "start the program that has it under that name: this one is of before"
+        done, hint = f"renamed to {head.called}", "start the program that has that name: this one is outdated"
     raise Fenced(
         f"stage {head.app}/{head.stage} was {done}: v{head.version} has epoch {head.epoch}, "
         f"written by {_author(head)}; this writer has epoch {epoch} and must stop",
@@ -128,13 +128,13 @@ def is_retired(head: Manifest) -> Refused:
     """Return the error for a change of a retired or renamed stage."""
     if head.called:
         return Refused(
-            f"stage {head.app}/{head.stage} was renamed at v{head.version}: it is called {head.called} since",
-            hint=f"give the stage that name in the program, or another one that the app never had; what {head.stage} "
-            f"was is {head.app}/{head.stage}@v{head.version - 1}",
+            f"stage {head.app}/{head.stage} was renamed at v{head.version}: its name is {head.called} now",
+            hint=f"use that name in the program, or a name that the app never had; the state before the "
+            f"rename is {head.app}/{head.stage}@v{head.version - 1}",
         )
     return Refused(
-        f"stage {head.app}/{head.stage} is retired since v{head.version}: nothing of it is changed any more",
-        hint="a program that has the stage brings it back: slackwater run FILE",
+        f"stage {head.app}/{head.stage} is retired since v{head.version}: it cannot be changed",
+        hint="to bring it back, run a program that has the stage: slackwater run FILE",
     )
 
 
@@ -145,7 +145,7 @@ def check_there(store: ObjectStore, manifest: Manifest, version: int) -> None:
             f"stage {manifest.app}/{manifest.stage} was removed, or taken over long ago: its v{version} is gone; "
             "this writer must stop",
             version=version,
-            hint=f"`slackwater status {manifest.app}` shows whether there is such an app",
+            hint=f"`slackwater status {manifest.app}` shows if the app still exists",
         )
 
 

@@ -142,8 +142,9 @@ def settle(store: ObjectStore, app: str, boundary: Boundary) -> None:
 
 def overtaken(app: str) -> Refused:
     return Refused(
-        f"another collection of {app} went on at the same time; this one has deleted nothing that was to be kept",
-        hint="let it end, then run `slackwater gc` again if need be",
+        f"another garbage collection of {app} runs at the same time; this one stopped, and deleted nothing "
+        "that is needed",
+        hint="wait until it ends, then run `slackwater gc` again if needed",
     )
 
 

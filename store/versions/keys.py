@@ -58,10 +58,11 @@ def check_columns(subject: str, names: Iterable[str], reserved: Collection[str] 
         if not _COLUMN.fullmatch(name):
             raise Usage(f"{subject}: column {name[:80]!r} is not usable: expected {COLUMN_IN_WORDS}")
         if name.casefold() in reserved:
-            raise Usage(f"{subject}: a column cannot be named {name!r}, which slackwater's own columns are; rename it")
+            raise Usage(f"{subject}: the column name {name!r} is reserved by slackwater; rename the column")
         if (other := seen.get(name.casefold())) is not None:
             raise Usage(
-                f"{subject}: columns {other!r} and {name!r} have one name for Spark and DuckDB; rename one of them"
+                f"{subject}: columns {other!r} and {name!r} differ only in case, which Spark and DuckDB ignore; "
+                "rename one of them"
             )
         seen[name.casefold()] = name
 

@@ -13,8 +13,8 @@ VersionKind = Literal[
 ]  # fmt: skip
 """Name of a kind, as stored in manifests."""
 
-GO_ON = "let the newer runner go on, or stop it and start this one again"
-_FROM_THERE = "start this one again: it goes on from there"
+GO_ON = "let the newer runner continue, or stop it and start this one again"
+_FROM_THERE = "start this one again: it continues from there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ RESCALE: Final = Traits(
     "a rescale",
     ("rescale",),
     fate="rescaled",
-    next_step="start this one again: it goes on with the new number of state partitions",
+    next_step="start this one again: it continues with the new number of state partitions",
     changes_rows=False,
     restarts=True,
 )
@@ -115,7 +115,7 @@ RETIRE: Final = Traits(
     "a retirement",
     ("retire",),
     fate="retired",
-    next_step="take it out of the program; a program that has it brings it back where it stopped",
+    next_step="remove it from the program; a program that has it again continues where it stopped",
     retires=True,
     follows_retiring=True,
     changes_rows=False,
@@ -127,7 +127,7 @@ MIGRATION: Final = Traits(
     "a migration",
     ("migrate",),
     fate="migrated to another program",
-    next_step="start that program: this one is of before",
+    next_step="start that program: this one is outdated",
     for_next_program=True,
     restarts=True,
     ends_replays=True,
@@ -168,8 +168,8 @@ DEMOTE: Final = Traits(
     "a promotion",
     ("promote",),
     fate="promoted over: another app has its name and its sinks",
-    next_step="it is {name}~1 now. To have the name back, run it beside that one, silent (slackwater run FILE --app "
-    "{name}~1), and then: {back}",
+    next_step="it is called {name}~1 now. To take the name back, run it silently beside the other "
+    "(slackwater run FILE --app {name}~1), and then: {back}",
     changes_rows=False,
 )
 

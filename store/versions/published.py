@@ -55,9 +55,9 @@ def check(store: ObjectStore, head: Manifest) -> None:
     for name, place in places(store, head).items():
         if unpublished := behind(head.sinks[name], place):
             raise Refused(
-                f"not all that stage {head.app}/{head.stage} wrote for its sink {name!r} is published yet: "
+                f"the sink {name!r} of stage {head.app}/{head.stage} is not fully published: "
                 f"{unpublished:,} rows to go",
-                hint=f"run the program that has it until `slackwater status {head.app}` shows none",
+                hint=f"run the program that has the sink until `slackwater status {head.app}` shows none",
             )
 
 

@@ -55,7 +55,7 @@ _REGION_CODES = frozenset(
 )
 
 _REASONS = (
-    (boto.SSLError, "the secure connection could not be made"),
+    (boto.SSLError, "the TLS connection failed"),
     (boto.ConnectTimeoutError, "the connection timed out"),
     (boto.ReadTimeoutError, "no answer in time"),
     (boto.ProxyConnectionError, "the proxy cannot be reached"),
@@ -146,7 +146,7 @@ def _new_client(session: Session, place: S3Place, read_timeout_s: float) -> "S3C
     # Only a client resolves the endpoint from the environment and the configuration files.
     endpoint = without_credentials(client.meta.endpoint_url)
     if "@" in endpoint:
-        raise ValueError("it has a '@' behind its host")
+        raise ValueError("it has a '@' after its host")
     if not (urlsplit(endpoint).hostname or "").endswith(_AWS_HOSTS):
         config = config.merge(elsewhere)
     elif endpoint == client.meta.endpoint_url:
@@ -195,8 +195,9 @@ def session_at(place: S3Place) -> Session:
         return Session(region_name=place.region or os.environ.get("AWS_REGION") or None)
     if place.ca_bundle and not Path(place.ca_bundle).exists():
         raise Refused(
-            f"{socket.gethostname()} has no {place.ca_bundle}, where AWS_CA_BUNDLE says that certificates to trust are",
-            hint="AWS_CA_BUNDLE is that of the process that runs the app; put the file on each machine that has tasks",
+            f"{socket.gethostname()} has no file {place.ca_bundle}, which AWS_CA_BUNDLE names",
+            hint="the setting comes from the process that runs the app; copy the file to each machine that runs "
+            "Spark tasks",
         )
     # This machine's profile and files may belong to another user.
     overrides = {"profile": (None, None, None, None), "config_file": _NO_FILE, "credentials_file": _NO_FILE}
@@ -299,6 +300,6 @@ def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> It
         reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "the connection broke")
         raise TransientError(reason) from error
     except (boto.ChecksumError, boto.FlexibleChecksumError) as error:
-        raise TransientError("the answer arrived damaged") from error
+        raise TransientError("the answer does not match its checksum") from error
     except boto.BotoCoreError as error:
-        raise Refused(f"cannot ask {where}: {error}", hint=_CREDENTIALS_HINT) from error
+        raise Refused(f"cannot send requests to {where}: {error}", hint=_CREDENTIALS_HINT) from error

@@ -75,8 +75,8 @@ def settings_in(environ: Mapping[str, str], table: Mapping[str, Any] | None = No
         if getattr(settings, name) and settings.sse != "aws:kms":
             actual = repr(settings.sse) if settings.sse else "not set"
             raise Usage(
-                f"{parsed[name][0]} is for encryption by KMS, and {sse} is {actual}",
-                hint="set sse to 'aws:kms', or leave the other out",
+                f"{parsed[name][0]} needs encryption by KMS, but {sse} is {actual}",
+                hint="set sse to 'aws:kms', or remove the other setting",
             )
     return settings
 

@@ -126,7 +126,7 @@ class S3Store(OtherRoots):
                     raise
         raise Refused(
             f"object {self._name(key)!r} in bucket {self._bucket!r} was overwritten {_TRIES} times while it was read",
-            hint="see who else writes under this store root",
+            hint="find out what else writes under this store root",
         )
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -193,9 +193,9 @@ class S3Store(OtherRoots):
             else:
                 return
         raise Refused(
-            f"the upload of {name!r} in parts to bucket {self._bucket!r} was ended {_TRIES} times before it was "
+            f"the upload of {name!r} in parts to bucket {self._bucket!r} was aborted {_TRIES} times before it was "
             "complete",
-            hint="see who aborts uploads there: a lifecycle rule, or another program",
+            hint="find out what aborts uploads there: a lifecycle rule, or another program",
         )
 
     def put_if_absent(self, key: str, data: bytes) -> None:

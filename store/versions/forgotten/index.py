@@ -123,10 +123,10 @@ INDEXES = Notes(ForgottenIndex, keys.forgotten, lambda index: index.number, app=
 def _(value: ForgottenIndex) -> Iterator[Wrong]:
     for name, sst in value.ssts.items():
         if sst is not None and sst.object in value.ssts:
-            yield Wrong(f"ssts[{name!r}].object", sst.object, "an object that leads to no other")
+            yield Wrong(f"ssts[{name!r}].object", sst.object, "an object that is not replaced itself")
     for name, records in value.records.items():
         if records.key is not None and records.key in value.records:
-            yield Wrong(f"records[{name!r}].key", records.key, "an object that leads to no other")
+            yield Wrong(f"records[{name!r}].key", records.key, "an object that is not replaced itself")
 
 
 def none_of(app: str) -> ForgottenIndex:
@@ -210,4 +210,8 @@ def change(
         # Numbers of deleted indexes are free again, and a delayed put may have taken one.
         if INDEXES.add(store, new) == new and newest(store, app).number == new.number:
             return new
-    raise CommitConflict(f"others kept forgetting keys of {app} at the same moment", version=0, hint="try again")
+    raise CommitConflict(
+        f"keys of {app} could not be forgotten: other processes kept forgetting keys at the same time",
+        version=0,
+        hint="try again",
+    )

@@ -112,7 +112,9 @@ def test_an_archive_with_a_damaged_index_is_named_and_the_rest_is_collected() ->
     assert any(each.versions for each in done.stages)
     assert {info.key for info in store.list(PREFIX)} == before
     (said,) = done.damaged
-    assert said.startswith(f"nobody can tell what the input archive of {TOPIC} of {APP} holds, as its index is damaged")
+    assert said.startswith(
+        f"the content of the input archive of {TOPIC} of {APP} is unknown, because its index is damaged"
+    )
     assert key in said
     assert f"delete all under {PREFIX}" in said
     assert f"nothing was collected of one archive: {said}" in str(maintenance.collected(done))
