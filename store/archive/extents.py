@@ -60,7 +60,6 @@ def minus(extents: Iterable[Extent], removed: Iterable[Extent]) -> Extents:
 
 
 def common(first: Iterable[Extent], second: Iterable[Extent]) -> Extents:
-    """Return the offsets that are in both sets."""
     extents = tuple(first)
     return minus(extents, minus(extents, second))
 

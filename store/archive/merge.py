@@ -129,7 +129,6 @@ def _commit_object(
 
 
 def _records(store: ObjectStore, inputs: Sequence[ArchiveObject]) -> Iterator[pa.Table]:
-    """Yield the records of these objects, by partition and offset."""
     opened = [ArchivedRecords(store, item) for item in inputs]
     parts = ([(extent, number) for extent in item.extents] for number, item in enumerate(inputs))
     for extent, number in in_order(*parts):

@@ -89,7 +89,6 @@ class TopicArchives:
         return self
 
     def covered(self, partition: int) -> Extents:
-        """Return the offsets of a partition that can be read."""
         every = (extent for archive in self.archives for extent in archive.index.covered)
         return union(extent for extent in every if extent.partition == partition)
 

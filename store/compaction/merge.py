@@ -262,7 +262,6 @@ def _intervals(ssts: Sequence[Sst], window: tuple[int, int], slots: int, interva
 
 
 def _slices(intervals: Iterable[_Interval]) -> Iterator[list[_Interval]]:
-    """Group the intervals into slices that are merged at once."""
     slice_: list[_Interval] = []
     num_rows = 0
     for interval in intervals:

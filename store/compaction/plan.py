@@ -38,7 +38,6 @@ class Compaction:
     level: int = 0
     """Level of the outputs; 0 for one more than the highest input level."""
     target_file_bytes: int = 64 << 20
-    """Approximate size of the output SSTs."""
     window: tuple[int, int] | None = None
     """The lowest and the highest hash that is merged; None for all of the partition."""
     slots: int = 0

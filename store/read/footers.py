@@ -89,7 +89,6 @@ class PageIndex:
     ranges: Mapping[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
     """Least and largest value in each page, for columns with such statistics."""
     checksums: bytes
-    """Checksums of the filter's chunks."""
 
     @property
     def memory_bytes(self) -> int:
@@ -182,7 +181,6 @@ class Located:
     """Last bytes of the object that were read together with the footer."""
     indexes: dict[int, PageIndex] = field(default_factory=dict)
     chunks: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    """Filter chunks by row group and chunk number."""
 
     def unknown(self, required: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
         """Return the offset ranges, ascending, that must be read for the indexes and filter chunks of some row groups.

@@ -30,8 +30,8 @@ from .footers import Located, footer_of
 from .range_reads import Pieces, RangeReader, read_all
 
 _KEYS_A_PAGE = 16
-"""Most keys per page for which a row group's index and filter are read. A filter is 1/20 of the bytes, and rules out
-all of so many absent keys of a page with probability 0.6."""
+"""Most keys per page for which a row group's index and filter are read. A filter is 1/20 of the bytes, and
+rules out 16 absent keys together with probability 0.6."""
 SMALL_BYTES = 128 << 10
 """Size up to which an SST is read whole: one request instead of several range reads."""
 _WINDOW_BYTES = 32 << 20
@@ -86,7 +86,7 @@ class RangedSst:
         return passed, parts
 
     def _are_few(self, group: int, num_keys: int) -> bool:
-        """Return True if the page index can save reads for so many keys in a row group."""
+        """Return True if `num_keys` is small enough for a row group that reading its page index saves bytes."""
         return num_keys <= _KEYS_A_PAGE * (1 + self._footer.groups[group].num_rows // PAGE_ROWS)
 
     def _spans(self, hashes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

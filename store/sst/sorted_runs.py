@@ -145,6 +145,5 @@ def of_hash(hashed: int, partitions: int) -> int:
 
 
 def _first(partition: int, partitions: int) -> int:
-    """Return the lowest hash of a state partition."""
     upper_half = -(-(partition << _HALF_BITS) // partitions)
     return (upper_half << _HALF_BITS) + _LOWEST

@@ -24,7 +24,7 @@ _MINUS_P1 = np.uint64(2**64 - int(_P1))
 _BLOCK_ROWS = 16_384
 """Values hashed at once: their intermediate arrays (128 KiB each) fit into a core's own cache."""
 _FEW = 16
-"""Up to so many values are hashed one by one by the xxhash package: a numpy step costs as much as one hash."""
+"""Most values that are hashed one by one by the xxhash package: a numpy step costs as much as one hash."""
 _LONG_BYTES = 512
 """Longer values are hashed one by one by the xxhash package: their bytes cost more than the call."""
 

@@ -34,7 +34,6 @@ class NameNote(Struct, frozen=True):
 
     @property
     def withdrawn(self) -> bool:
-        """True if the promotion was withdrawn."""
         return self.folder == self.over
 
 
@@ -118,8 +117,8 @@ def name_in(names: Mapping[str, str], folder: str) -> str:
 def means_now(store: ObjectStore, folder: str, time_ms: int) -> str:
     """Return the folder of the app that now has the name which this folder's app had at a time.
 
-    Returns the folder itself if its name was never promoted over, or if its app had lost the name by then. Costs are
-    those of `called`.
+    Returns the folder itself if its name was never promoted over, or if its app had lost the name by then. Reads the
+    notes of all promoted names.
     """
     for name in store.list_folders(f"{keys.NAMES}/"):
         done = promotions(store, name)
@@ -189,7 +188,6 @@ class Cloning(Struct, frozen=True):
     info: AppInfo
     """Identity that the clone gets when it is complete."""
     root: limits.Line
-    """Store root of the source."""
     snapshot: limits.NameOrNone
     """Snapshot that pins the cut in the source; empty if nothing is pinned."""
     salt: limits.Line = ""
@@ -309,7 +307,6 @@ def check_root(store: ObjectStore) -> None:
 
 
 def list_cloning(store: ObjectStore) -> tuple[str, ...]:
-    """Return the names of unfinished clones. Costs a listing, and one request for each folder."""
     return tuple(name for name in store.list_folders("") if exists(store, keys.cloning(name)))
 
 

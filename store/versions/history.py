@@ -224,7 +224,7 @@ def first_version(store: ObjectStore, app: str, stage: str) -> int:
 
 
 def versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:
-    """Return all versions that were not collected, ascending. One request per 1,000, and those of `horizon.newest`."""
+    """Return all versions that were not collected, ascending. Costs one request per 1,000, and two for the boundary."""
     limit = horizon.newest(store, app)
     # A collectable version may still exist, or exist again, for a while.
     return tuple(version for version, _ in list_manifests(store, app, stage) if limit.allows(stage, version))

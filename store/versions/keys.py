@@ -112,7 +112,6 @@ def note(folder: str, name: str | int) -> str:
 
 
 def manifests(app: str, stage: str) -> str:
-    """Return the prefix of one stage's manifests."""
     return f"{app}/stages/{stage}/manifests/"
 
 
@@ -122,7 +121,6 @@ def manifest(app: str, stage: str, version: int) -> str:
 
 
 def version_of(manifest_key: str) -> int:
-    """Return the version in a manifest's key."""
     return int(manifest_key.rsplit("/", 1)[-1].removesuffix(".json"))
 
 
@@ -137,7 +135,6 @@ def published(app: str, stage: str, sink: str) -> str:
 
 
 def ssts(app: str, stage: str) -> str:
-    """Return the prefix of one stage's SSTs."""
     return f"{app}/stages/{stage}/sst/"
 
 
@@ -185,15 +182,12 @@ def archive_indexes(archive: str) -> str:
 
 
 def archived(app: str, folder: str, ulid: str) -> str:
-    """Return the key of an object with records of an archive."""
     return f"{archive(app, folder)}{ulid}.parquet"
 
 
 def archived_pattern(app: str, folder: str) -> re.Pattern[str]:
-    """Return the pattern of the keys of an archive's objects with records."""
     return re.compile(rf"{re.escape(archive(app, folder))}{_FILE}")
 
 
 def captured_pattern(app: str) -> re.Pattern[str]:
-    """Return the pattern of the keys of objects with an app's captured records."""
     return re.compile(rf"{re.escape(app)}/snapshots/{NAME}/channels/{_FILE}")

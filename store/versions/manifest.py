@@ -345,7 +345,6 @@ class Promotion(Struct, frozen=True):
 
     name: limits.Name
     number: limits.Version
-    """Number among the name's promotions, from 1."""
     to: limits.Name
     """Folder of the app that has the name from then on."""
     at: dict[limits.Topic, limits.Offsets]

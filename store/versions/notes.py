@@ -27,7 +27,6 @@ def find(store: ObjectStore, key: str, kind: type[T], *, under: Callable[[T], st
 
 
 def put(store: ObjectStore, key: str, note: Struct) -> None:
-    """Write or overwrite an object. Costs one request."""
     store.put(key, codec.encode(note))
 
 

@@ -91,9 +91,7 @@ class Rejected(NamedTuple):
     """Numbers of records that a stage rejected."""
 
     rows: int
-    """Records rejected by this version."""
     total: int
-    """Records rejected since the stage began."""
     waiting: int
     """Rejected records that were not retried."""
 

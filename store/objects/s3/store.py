@@ -30,8 +30,8 @@ _NO_SUCH_RANGE = "InvalidRange"
 _NO_BYTES = (_NO_SUCH_KEY, _NO_SUCH_RANGE)
 _PRECONDITION_FAILED = "PreconditionFailed"
 _SETTING = (
-    "AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL (else AWS's configuration, or AWS itself), the bucket that of --store, "
-    "SLACKWATER_STORE or store in slackwater.toml"
+    "AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL (default: AWS's configuration, then AWS itself); the bucket comes from "
+    "--store, SLACKWATER_STORE or store in slackwater.toml"
 )
 _SHORTEST_READ_S = 5.0
 _CHUNK_BYTES = 1 << 16
