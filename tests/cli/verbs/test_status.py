@@ -99,7 +99,7 @@ def test_status_counts_keys_and_lag(app: FlightsApp) -> None:
 def test_status_goes_on_without_kafka_and_says_why() -> None:
     result = slackwater("status", "--kafka", "127.0.0.1:1")
     assert result.exit_code == 0
-    assert "lag of users' topics is not known" in result.stderr
+    assert "lag of users' topics is unknown" in result.stderr
     assert "flights ?" in result.stdout
 
 
