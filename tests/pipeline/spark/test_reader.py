@@ -120,9 +120,9 @@ def test_what_is_asked_for_wrongly_is_told_with_what_there_is(app: FlightsApp) -
         ({"path": "flights"}, errors.Usage, "names no table"),
         ({"path": "flights/airports"}, errors.NotFound, "airports"),
         ({"path": "flight/aircraft"}, errors.NotFound, "flight"),
-        ({"path": "flights/aircraft", "version": "last"}, errors.Usage, "'last' is not the number"),
-        ({"path": "flights/aircraft", "version": "3", "at": "-5m"}, errors.Usage, "a moment is given as well"),
-        ({"path": "flights/aircraft", "att": "-5m"}, errors.Usage, "nearest is 'at'|'att' is no option"),
+        ({"path": "flights/aircraft", "version": "last"}, errors.Usage, "'last' is not a version number"),
+        ({"path": "flights/aircraft", "version": "3", "at": "-5m"}, errors.Usage, "is given together with at"),
+        ({"path": "flights/aircraft", "att": "-5m"}, errors.Usage, "nearest is 'at'|'att' is not an option"),
         ({"path": "flights/aircraft", "at": "2020-01-01T00:00:00Z"}, errors.NotFound, "begins at"),
     ):
         with pytest.raises(error, match=words):
