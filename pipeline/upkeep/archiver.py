@@ -208,7 +208,7 @@ class Archiver(Listener):
         read = (source.topic_id for source in inputs if is_known(source.topic_id))
         topic_id, previous = next(read, "") or self._kafka.topic_id(topic.name), topic.head
         incarnation = previous.life if previous is not None else index.topics(self._store, self._app).get(topic.name, 1)
-        head = index.newest(self._store, self._app, topic.name, incarnation, known=previous)
+        head = index.newest(self._store, self._app, topic.name, incarnation, previous=previous)
         if head is not None and topic_id and head.topic_id not in ("", topic_id):
             _log.warning(
                 "topic %s was deleted and made again: its records go to a new input archive of %s; the old archive is "

@@ -121,7 +121,7 @@ class FunctionRows:
             until_done.enter_context(with_settings(spark, settings))
             if found.python:
                 feeds = [plan_of(each) for each in rerun.inputs]
-                until_done.enter_context(workers_at(frame, feeds, at_ms, others=how.elsewhere))
+                until_done.enter_context(workers_at(frame, feeds, at_ms, separate=how.elsewhere))
             return (at_time(frame, at_ms) if found.clocks else frame).toArrow()
 
     @contextmanager

@@ -278,7 +278,7 @@ def _index(archive: zipfile.ZipFile) -> Index:
     if index is None:
         raise ValueError(f"its format is {found}; formats are counted from 1")
     for wrong in checks.relations(index.after):
-        raise ValueError(f"in its {_INDEX}, {wrong.field} is {wrong.found!r:.200}; expected {wrong.expected}")
+        raise ValueError(f"in its {_INDEX}, {wrong.field} is {wrong.actual!r:.200}; expected {wrong.expected}")
     return index
 
 

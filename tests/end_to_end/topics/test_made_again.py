@@ -63,7 +63,7 @@ def test_a_topic_that_is_made_again_stops_the_app_and_no_record_of_it_is_missed_
     assert f"it had id {ids[0]} and 3 partitions" in no.value.message
     assert f"and holds {ledger.topic}[0] 0..80, {ledger.topic}[1] 0..80" in no.value.message
     (wrong,) = differences(ledger)
-    assert f"read another topic than is there now: topic {ledger.topic!r} was deleted and made again" in wrong
+    assert f"read another topic than the current one: topic {ledger.topic!r} was deleted and made again" in wrong
     assert counted(ledger) == 60
 
     said = ledger.slackwater("reset", ledger.app, "--topic", ledger.topic, "--to-earliest").stdout
@@ -89,7 +89,7 @@ def test_a_topic_that_is_made_again_stops_the_app_and_no_record_of_it_is_missed_
         with pytest.raises(AnotherTopic) as no:
             ledger.catch_up(*words)
         assert all(f"id {each} and 3 partitions" in no.value.message for each in ids)
-        assert "--accept-loss, which goes on without them and says how many" in no.value.hint
+        assert "--accept-loss, which continues without them and says how many" in no.value.hint
     assert len(differences(ledger)) == 2
     ledger.catch_up(*STAGES, accept_loss=True)
     ledger.send(10)

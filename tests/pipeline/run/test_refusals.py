@@ -180,7 +180,7 @@ def test_offsets_that_are_gone_are_told_without_spark(shop: Shop) -> None:
 def test_a_clone_that_is_not_finished_is_refused_without_spark(shop: Shop) -> None:
     origin = Origin("/elsewhere", "shop", "good", {"entries": 3, "accounts": 2}, {})
     begin_clone(shop.store, Cloning(AppInfo(shop.name, 1, origin), "/elsewhere", "good"))
-    shop.refused(shop.program(), Refused, "is a clone that was not finished")
+    shop.refused(shop.program(), Refused, "is incomplete")
 
 
 @pytest.mark.parametrize("stage", ["accounts", "totals"])

@@ -220,7 +220,7 @@ def test_what_was_read_of_a_topic_is_not_archived_of_another_one() -> None:
     kafka.send(TOPIC, [Record(b"new", 0)] * 20, patience_s=1)
     going.round()
     (state,) = going.states
-    assert f"topic {TOPIC!r} is another one than was read then" in state.error
+    assert f"topic {TOPIC!r} was deleted and created again since it was read" in state.error
     assert (newest(store).covered, newest(store).topic_id, newest(store).rows) == ((), former, 0)
 
 

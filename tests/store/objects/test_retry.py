@@ -64,7 +64,7 @@ def test_an_outage_is_told_once_and_its_end_once(caplog: pytest.LogCaptureFixtur
     patient.call(lambda: "answer")
     assert [(record.name, record.levelname) for record in caplog.records] == [("slackwater", "WARNING")] * 2
     away, back = caplog.messages
-    assert away == "S3 at home does not answer (cannot connect); trying again for 60 s"
+    assert away == "S3 at home does not answer (cannot connect); retrying for up to 60 s"
     assert back.startswith("S3 at home is back after 3")
     patient.call(away_until(clock, clock.now_s + 10))
     assert len(caplog.messages) == 4
